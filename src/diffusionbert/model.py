@@ -199,7 +199,8 @@ class Model:
                 draws lengths from the training corpus. Give at most one of `length` and `max_new_tokens`.
             max_new_tokens: The number of tokens after the prompt.
             steps: The number of steps of the time grid; more steps cost more only if they need more network calls.
-            sampler: A sampler, or its name with settings such as "remasking:eta=0.1"; None is the model's default.
+            sampler: A sampler, or its name with settings such as "remasking:eta=0.1"; None is the model's default:
+                "exact" for diffusion on masks, "entropy" after a prompt.
             temperature: The sampling temperature, by which the log-probabilities of tokens are divided.
             top_k: Sample from the k most probable tokens; 0 or None keeps all.
             top_p: Sample from the most probable tokens that together reach this probability; 1 or None keeps all.

@@ -190,6 +190,26 @@ def test_no_word_piece_continues_the_prompt():
         assert has_word(text[: len("the king") + 1], "king"), text
 
 
+def test_after_a_prompt_the_most_certain_position_comes_first(model):
+    def given(request: SamplingRequest, **task) -> list[str]:
+        return texts(model, Task(4, length=12, **task), request)
+
+    for task in ({"prompt": "the king"}, {"suffix": "today ."}):
+        assert given(requested(steps=128), **task) == given(requested("entropy", steps=128), **task)
+        assert given(requested(steps=128), **task) != given(requested("exact", steps=128), **task)
+        # With fewer steps than positions, several would be unmasked at once as if they were independent.
+        assert given(requested(steps=4), **task) == given(requested("exact", steps=4), **task)
+    assert given(requested(steps=128)) == given(requested("exact", steps=128))
+    asked = model.stream("the king", length=12, seed=0), model.stream("the king", length=12, sampler="entropy", seed=0)
+    assert [state.text for state in asked[0]] == [state.text for state in asked[1]]
+
+
+@pytest.mark.parametrize("kind", ["spindle", "layers", "uniform", "decoder", "unrolled"])
+def test_where_another_order_would_change_the_model_its_own_sampler_continues(kind):
+    engine = model_of(kind).engine
+    assert engine.default_sampler(10_000, continues=True) == engine.config.objective.default_sampler()
+
+
 def test_a_space_after_a_prompt_is_not_doubled(model):
     for text in texts(model, Task(4, length=6, prompt="the king ")):
         assert text.startswith("the king ")

@@ -89,7 +89,7 @@ class SamplerOptions:
     exact samples the model's distribution with the fewest network calls.
     Others are ancestral, entropy-bounded, confidence, margin, entropy and mask-predict.
     Also remasking, remasking-rescale, renoising, gibbs, gibbs-left-to-right, …
-    Default: the model's own."""
+    Default: the model's own: exact for diffusion on masks and, after a prompt, entropy (the most certain first)."""
     temperature: float = 1.0
     """The sampling temperature; below 1, probable tokens become more probable."""
     top_k: int = 30

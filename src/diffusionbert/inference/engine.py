@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 
 from diffusionbert.data.canvas import target_histogram
 from diffusionbert.data.text import MASK
+from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.process import Process
 from diffusionbert.likelihood.estimate import length_nats
@@ -34,13 +35,18 @@ from diffusionbert.objectives.base import Objective, ScoringQuantity, TrainingMo
 from diffusionbert.reporting import require_type
 from diffusionbert.samplers.base import Sampler, SamplingContext
 from diffusionbert.samplers.blocks import Blocks
+from diffusionbert.samplers.confidence import Confidence, Criterion
 from diffusionbert.samplers.config import SamplingRequest
+from diffusionbert.samplers.exact import Exact
 from diffusionbert.storage.hub import HubOptions
 from diffusionbert.storage.weights import WeightFormat
 from diffusionbert.training.model_folder import ModelMetadata, find_model, read_model, restore_beside, save_model
 
 SEQUENCES_AT_ONCE = {"cpu": 32, "cuda": 512}
 """The most sequences that are generated in one batch, by device; the texts do not depend on it."""
+CONTINUING = Confidence(Criterion.ENTROPY)
+"""The default sampler after a prompt, chosen by a judge's perplexity and entropy (docs/bundled_model.md): the most
+certain position is unmasked first, one per call. It is as exact as a random order, in which networks predict worse."""
 LOGITS_AT_ONCE = 750_000_000
 """The most positions times tokens for which a batch has probabilities at once: 6 GB in float64."""
 
@@ -185,15 +191,26 @@ class Engine:
         """The network with an objective, by default that of the scoring quantity."""
         return TrainingModule(self._module, self.scoring_objective if objective is None else objective.to(self.device))
 
-    def sampler(self, request: SamplingRequest, start_time: float = 1.0) -> tuple[Sampler, SamplingContext]:
+    def default_sampler(self, steps: int, *, continues: bool) -> Sampler:
+        """The sampler of a request that names none: the objective's, or `CONTINUING` where that is equally exact."""
+        default, process = self.config.objective.default_sampler(), self.process
+        is_equal = isinstance(default, Exact) and isinstance(process, Absorbing) and not process.schedule.by_token
+        is_one_by_one = self.config.time is TimeEmbedding.NONE and steps >= self.max_length
+        return CONTINUING if continues and is_equal and is_one_by_one else default
+
+    def sampler(
+        self, request: SamplingRequest, start_time: float = 1.0, *, continues: bool = False
+    ) -> tuple[Sampler, SamplingContext]:
         """The sampler of a request and its context; raises ValueError if the model cannot be sampled like this.
 
         Args:
             request: Which sampler, with which settings.
             start_time: 1 starts from pure noise, less from a partly masked text.
+            continues: Whether a given text is continued.
         """
         objective, process = self.config.objective, self.process
-        sampler = objective.choose_sampler(request.sampler)
+        default = self.default_sampler(request.config.steps, continues=continues)
+        sampler = objective.choose_sampler(request.sampler or default)
         if start_time < 1 and not isinstance(process, Process):
             raise ValueError(f"this model does not generate from {MASK}, so it cannot rewrite text; use another model")
         if request.block is not None:

@@ -73,7 +73,7 @@ def stream(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[Str
 def require_supported(engine: Engine, task: Task, request: SamplingRequest) -> None:
     """Raises ValueError if the model cannot do a task, before anything is generated."""
     make_canvas(engine, replace(task, number=1), request)
-    engine.sampler(request)
+    engine.sampler(request, continues=task.continues)
 
 
 def make_canvas(engine: Engine, task: Task, request: SamplingRequest) -> Batch:
@@ -281,7 +281,7 @@ class TaskPlan:
             canvas = window.of(canvas, tokens, self.engine.vocabulary.mask_id if has_masks else None)
         if isinstance(network, Constrained) and (self.task.include or self.task.forbid):
             canvas = place_words(network, canvas, self.engine.vocabulary.mask_id, seed)
-        sampler, context = self.engine.sampler(self.request, start_time)
+        sampler, context = self.engine.sampler(self.request, start_time, continues=self.task.continues)
         return SequenceRun(sampler, context, network, canvas)
 
     # ---- text -------------------------------------------------------------------------------------------------------

@@ -62,6 +62,11 @@ class Task:
     suffix: str = ""
     """The text that follows the generated part; it counts toward `length`."""
 
+    @property
+    def continues(self) -> bool:
+        """Whether a given text is continued."""
+        return bool(self.prompt or self.suffix)
+
     def __post_init__(self) -> None:
         self._require_kinds()
         if self.max_new_tokens is not None and self.length is not None:

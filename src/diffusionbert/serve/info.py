@@ -8,7 +8,7 @@ from diffusionbert import __version__
 from diffusionbert.data.text import BLANK, MASK
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.score import scoring_quantity
-from diffusionbert.samplers.base import Sampler
+from diffusionbert.samplers.base import Sampler, SamplerConfig
 from diffusionbert.samplers.config import PRESETS, SamplingRequest, format_sampler, parse_sampler
 from diffusionbert.serve import schema
 from diffusionbert.serve.answers import sampling_of
@@ -48,6 +48,7 @@ def info_of(server: Server) -> schema.Info:
         samplers=_samplers(engine),
         defaults=schema.SamplingDefaults(
             sampler=format_sampler(objective.choose_sampler(None)),
+            sampler_after_prompt=format_sampler(engine.default_sampler(SamplerConfig().steps, continues=True)),
             **asdict(sampling_of(schema.Sampling.model_validate({})).config),
         ),
         limits=schema.LimitCard(

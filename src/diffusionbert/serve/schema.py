@@ -549,6 +549,7 @@ class SamplingDefaults(BaseModel):
     """How tokens are sampled unless a request says otherwise."""
 
     sampler: str
+    sampler_after_prompt: str
     steps: int
     temperature: float
     top_k: int | None

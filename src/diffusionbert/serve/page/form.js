@@ -39,13 +39,17 @@ export function parsedSampler(text) {
   };
 }
 
+// The model's default sampler in words; after a prompt it may be another one.
+const ownSampler = ({ defaults: { sampler, sampler_after_prompt: other } }) =>
+  sampler === other ? sampler : `${sampler}; after a prompt, ${other}`;
+
 // Fills a fieldset with the inputs of a sampler; `side` begins their names.
 export function samplingInputs(fieldset, info, side) {
   const written = el("input", { type: "hidden", name: `${side}sampler` });
   const select = el(
     "select",
     {},
-    el("option", { value: "" }, `the model’s own (${info.defaults.sampler})`),
+    el("option", { value: "" }, `the model’s own (${ownSampler(info)})`),
     ...info.samplers.map(({ name }) => el("option", { value: name }, name)),
   );
   const about = el("p", { class: "hint" });
@@ -101,7 +105,7 @@ export function samplingInputs(fieldset, info, side) {
 // The settings of one side in a few words.
 export function samplingWords(values, side, info) {
   const words = {
-    sampler: (value) => value || info.defaults.sampler,
+    sampler: (value) => value || ownSampler(info),
     steps: (value) => `${value} steps`,
     temperature: (value) => `temperature ${value}`,
     top_k: (value) => `top-k ${value}`,
