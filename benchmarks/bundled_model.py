@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 import diffusionbert
 from diffusionbert.data.corpus import Cleaning, parse_corpus
 from diffusionbert.data.sources import Split
@@ -57,11 +59,11 @@ def draw_curves(logs: list[Path], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
     earlier = 0
     for number, log in enumerate(logs, 1):
-        seen = {event.step: event.tokens_seen for event in events_of(log, TrainEvent)} | {0: 0}
-        found = [event for event in events_of(log, ValidationEvent) if event.step in seen and earlier + event.step]
-        tokens = [earlier + seen[event.step] for event in found]
+        steps, seen = zip((0, 0), *((one.step, one.tokens_seen) for one in events_of(log, TrainEvent)), strict=True)
+        found = [event for event in events_of(log, ValidationEvent) if earlier + event.step]
+        tokens = earlier + np.interp([event.step for event in found], steps, seen)
         axis.plot(tokens, [event.nats_per_token for event in found], "o-", label=f"stage {number}")
-        earlier += max(seen.values())
+        earlier += seen[-1]
     axis.set(xlabel="tokens seen, in millions", ylabel="bound, nats per token", xscale="log")
     axis.set_xticks([10**6 * number for number in (100, 200, 500, 1000, 2000, 4000)], minor=False)
     axis.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 10**6:,.0f}")

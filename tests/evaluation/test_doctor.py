@@ -403,7 +403,7 @@ def test_the_bundled_model_is_healthy(bundled):
 
 @pytest.mark.slow
 def test_a_top_k_of_one_is_diagnosed(bundled):
-    found = diagnose(examine(bundled, Task(10, 16), requested(steps=64, top_k=1))).findings
+    found = diagnose(examine(bundled, Task(10, 16), requested("confidence", steps=64, top_k=1))).findings
     assert {"low-entropy", "repetition"} & {finding.code for finding in found}
     assert all("--top-k 30" in finding.remedy for finding in found)
 
