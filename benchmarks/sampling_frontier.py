@@ -6,12 +6,12 @@ r"""Measures judge perplexity against entropy and network calls over samplers: g
         --judge JUDGE --corpus news.valid.txt --model adapted-news --name adapted \
         --tasks generate temperature steps "20 tokens" --others src/diffusionbert/bundled
 
-Each setting has fifty texts (forty if prompts are continued), with one seed and the same lengths, prompts and masks for
-all. Entropy is that of the words of all texts; it grows with length, so models are compared on texts of 20 tokens.
-Every row is written when it is done, with its first ten texts, unless they contain sentences of the corpus; existing
-rows are kept. The corpora are rewritten, and also judged as they are, which shows where real text lies. A row is on the
-frontier of its task if no other has a lower perplexity and a higher entropy; generating from nothing is one task,
-whatever is varied.
+Each setting has fifty texts (forty if everyday prompts are continued by 12 tokens; 120 if the beginnings of sentences
+of the corpora are continued by 30), with the same seeds, lengths, prompts and masks for all. Entropy is that of
+the words of all texts; it grows with length, so models are compared on texts of 20 tokens. Every row is written when it
+is done, with its first ten texts, unless they contain parts of the corpus; existing rows are kept. The corpora are
+rewritten, and also judged as they are, which shows where real text lies. A row is on the frontier of its task if no
+other has a lower perplexity and a higher entropy; generating from nothing is one task, whatever is varied.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ WARPERS: dict[str, dict[str, Any]] = {
 CHOSEN = 0.5
 """The default top-p."""
 REWRITING = ("exact", "by entropy", "by entropy, ε 0.1")
+CONTINUING = ("exact", "by entropy", "left to right")
+NUM_BEGINNINGS = 120
+"""The number of sentences of the corpora whose first four words are continued by 30 tokens."""
 STEPS: dict[str, dict[str, Any]] = {f"exact, {steps} steps": {"steps": steps} for steps in (4, 8, 16, 32, 64, 128)}
 TEMPERATURES: dict[str, dict[str, Any]] = {
     f"exact, temperature {value}": {"temperature": value} for value in (1.0, 0.8, 0.6)
 }
-TASKS = ("generate", "continue", "rewrite", "20 tokens", "temperature", "steps")
+TASKS = ("generate", "continue", "continue by 30", "rewrite", "20 tokens", "temperature", "steps")
 FROM_NOTHING = ("generate", "temperature", "steps")
 """One task with different settings: lengths and seed are the same."""
 
@@ -78,6 +81,8 @@ def planned(own: str, others: list[str], tasks: list[str]) -> Iterator[tuple[str
             yield from ((own, task, "exact", warper) for warper in WARPERS if warper not in few)
         elif task == "rewrite":
             yield from ((own, task, name, warper) for name in REWRITING for warper in few)
+        elif task == "continue by 30":
+            yield from ((own, task, name, warper) for name in CONTINUING for warper in few)
         elif task == "steps":
             yield from ((own, task, name, warper) for name in STEPS for warper in few)
         elif task == "temperature":
@@ -103,25 +108,41 @@ def equal_row(key: tuple[str, str, str, str], rows: list[dict[str, Any]]) -> dic
 
 
 def texts_of(
-    model: diffusionbert.Model, task: str, settings: dict[str, Any], corpus: list[str], number: int
+    model: diffusionbert.Model,
+    task: str,
+    settings: dict[str, Any],
+    corpus: list[str],
+    beginnings: list[str],
+    number: int,
 ) -> list[str]:
     match task:
         case "generate" | "temperature" | "steps":
             return model.generate(num_return_sequences=number, seed=0, **settings)
         case "20 tokens":
             return model.generate(num_return_sequences=number, length=20, seed=0, **settings)
+        case "continue by 30":
+            return continued(model, beginnings, 30, settings)
         case "continue":
             lines = PROMPTS.read_text(encoding="utf-8").splitlines()
             prompts = [line for line in lines if line and not line.startswith("#") and "[MASK]" not in line]
-            return model.generate(prompts, max_new_tokens=12, seed=0, **settings)
+            return continued(model, prompts, 12, settings)
         case _:
             settings = {name: value for name, value in settings.items() if name != "block"}
             return model.rewrite(corpus, seed=0, **settings)
 
 
+def continued(model: diffusionbert.Model, prompts: list[str], num_tokens: int, settings: dict[str, Any]) -> list[str]:
+    """One text per prompt, each with a seed of its own: with the same one, all would be unmasked in the same order."""
+    return [
+        text
+        for seed, prompt in enumerate(prompts)
+        for text in model.generate(prompt, max_new_tokens=num_tokens, seed=seed, **settings)
+    ]
+
+
 def shown(task: str, texts: list[str]) -> list[str]:
-    """The texts to store: none that contain sentences of the corpus."""
-    return [] if task in ("real", "rewrite") else texts[:10]
+    """The texts to store: none that contain parts of the corpus."""
+    return [] if task in ("real", "rewrite", "continue by 30") else texts[:10]
 
 
 def has_flaw(text: str) -> bool:
@@ -222,11 +243,17 @@ def main() -> None:
     parser.add_argument("--model", default=None)
     parser.add_argument("--name", default="bundled", help="the name of the model in the file")
     parser.add_argument("--others", nargs="*", default=[])
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS[:4])
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS[:5])
     parser.add_argument("--number", type=int, default=50, help="texts per row")
     options = parser.parse_args()
     per_corpus = options.number // len(options.corpus)
-    corpus = [line for path in options.corpus for line in path.read_text(encoding="utf-8").splitlines()[:per_corpus]]
+    lines = [path.read_text(encoding="utf-8").splitlines() for path in options.corpus]
+    corpus = [line for some in lines for line in some[:per_corpus]]
+    beginnings = [
+        " ".join(line.split()[:4])
+        for some in lines
+        for line in [line for line in some[per_corpus:] if len(line.split()) > 7][: NUM_BEGINNINGS // len(lines)]
+    ]
     rows = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
     done = {(row["model"], row["task"], row["sampler"], row["warper"]) for row in rows}
     folders = {Path(other).name: other for other in options.others}
@@ -245,7 +272,7 @@ def main() -> None:
             if name not in models:
                 models[name] = diffusionbert.load(folders.get(name, options.model))
             counted = CountedSequences(models[name])
-            texts = texts_of(models[name], task, settings_of(sampler, warper), corpus, options.number)
+            texts = texts_of(models[name], task, settings_of(sampler, warper), corpus, beginnings, options.number)
             num_sequences = counted.stop()
         judged = judge.read(texts).judged()
         row: dict[str, Any] = named | {
