@@ -156,7 +156,8 @@ class PresetTraining(Work):
         def step() -> Amount:
             batch = next(batches)
             trainer.step(batch)
-            num_tokens = sum(int(part.attention_mask.sum()) for part in batch.micro_batches)
+            num_special = 2 * sum(len(part.tokens) for part in batch.micro_batches)  # [CLS] and [SEP]
+            num_tokens = batch.num_tokens + num_special
             return Amount(num_tokens, num_tokens * flops)
 
         num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
