@@ -39,24 +39,21 @@ export function parsedSampler(text) {
   };
 }
 
-// The model's default sampler in words; after a prompt it may be another one.
-const ownSampler = ({ defaults: { sampler, sampler_after_prompt: other } }) =>
-  sampler === other ? sampler : `${sampler}; after a prompt, ${other}`;
-
 // Fills a fieldset with the inputs of a sampler; `side` begins their names.
 export function samplingInputs(fieldset, info, side) {
   const written = el("input", { type: "hidden", name: `${side}sampler` });
   const select = el(
     "select",
     {},
-    el("option", { value: "" }, `the model’s own (${ownSampler(info)})`),
+    el("option", { value: "" }, "the model’s own"),
     ...info.samplers.map(({ name }) => el("option", { value: name }, name)),
   );
   const about = el("p", { class: "hint" });
   const settings = el("div", { class: "row" });
   const card = () => info.samplers.find(({ name }) => name === select.value);
   const draw = (given) => {
-    about.textContent = card()?.description ?? "";
+    const { sampler, sampler_after_prompt: other } = info.defaults;
+    about.textContent = card()?.description ?? (sampler === other ? sampler : `${sampler}; after a prompt, ${other}`);
     const inputs = (card()?.settings ?? []).map((one) =>
       el(
         "label",
@@ -104,8 +101,9 @@ export function samplingInputs(fieldset, info, side) {
 
 // The settings of one side in a few words.
 export function samplingWords(values, side, info) {
+  const continues = (values.prompt || values.suffix) && values[`${side}steps`] >= info.limits.tokens;
   const words = {
-    sampler: (value) => value || ownSampler(info),
+    sampler: (value) => value || (continues ? info.defaults.sampler_after_prompt : info.defaults.sampler),
     steps: (value) => `${value} steps`,
     temperature: (value) => `temperature ${value}`,
     top_k: (value) => `top-k ${value}`,
