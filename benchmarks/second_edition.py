@@ -7,20 +7,22 @@
     python benchmarks/report.py docs/results/second docs/results/tables/second
 
 `TEXT` is a folder with news.train-*.txt.xz, news.valid, news.test, wiki.train-*, wiki.valid and lm1b.heldout. `run`
-runs the remaining rows, several in parallel, each in its own process with its own log (GROUP/logs), and starts nothing
-that would not finish in time. A stopped row is resumed, and existing evaluations are kept. On another machine, kept
-rows (`--kept`) are not run again; the only weights needed there are those of `starts`, which are stored in files of at
-most 15 MB. `second_edition_rows.py` defines the rows.
+runs the remaining rows, each with its own log (GROUP/logs), in several processes; rows of one process share its imports
+and its compiled code. It starts nothing that would not finish in time. A stopped row is resumed, and existing
+evaluations are kept. On another machine, kept rows (`--kept`) are not run again; the only weights needed there are
+those of `starts`, which are stored in files of at most 15 MB. `second_edition_rows.py` defines the rows.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -250,6 +252,31 @@ class Work:
 # ---- all rows -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
+class Worker:
+    """A process that does one row after another."""
+
+    process: subprocess.Popen[str]
+    row: Row | None = None
+    """What it is doing; None if it waits for a row."""
+    compiled: set[str] = field(default_factory=set)
+    """The networks of the rows it has done, which it need not compile again."""
+
+    def give(self, row: Row) -> None:
+        """Starts a row; if the process has ended, `run` will notice."""
+        assert self.process.stdin is not None
+        self.row = row
+        self.compiled.add(row.network)
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(f"{row.key}\n")
+            self.process.stdin.flush()
+
+    def release(self) -> Row | None:
+        """The row that it had, if any; it may be given another one."""
+        row, self.row = self.row, None
+        return row
+
+
 def run(
     output: Folder,
     text: Path,
@@ -265,85 +292,97 @@ def run(
     Args:
         output: The folder for runs and evaluations.
         text: The folder of the texts.
-        workers: The number of rows in parallel; 0 runs them one by one in this process.
+        workers: The number of processes.
         minutes: When to stop. A row that would not finish by then is not started.
         only: Groups of rows, or single ones as group/name; all by default.
         size: full, or tiny for tests.
         kept: The kept rows that were run elsewhere.
-        compile: Compile networks; rows of one kind share the compiled code.
+        compile: Compile networks; a process compiles each kind of network once.
     """
     work, started = Work(output, text, SIZES[size], kept, compile), time.monotonic()
     finished = {one.key for one in rows() if work.is_done(one)}
     wanted = [one for one in rows() if not only or {one.group, one.key} & {*only}]
     waiting = [one for one in wanted if one.key not in finished]
-    running: dict[subprocess.Popen[bytes], Row] = {}
+    running: list[Worker] = []
     is_late = False
     while True:
         left = 60 * minutes - (time.monotonic() - started)
         possible = [one for one in waiting if finished.issuperset(one.needs) and work.is_ready(one)]
         ready = [one for one in possible if _fits(one, work.size, workers, left)]
-        for one in ready[: max(1, workers) - len(running)]:
+        idle = [worker for worker in running if worker.row is None]
+        while ready and (idle or len(running) < workers):
+            worker = idle.pop() if idle else Worker(_begin(work, size, workers))
+            running += [] if worker in running else [worker]
+            one = min(ready, key=lambda row: row.network not in worker.compiled)  # of equals, the first
+            ready.remove(one)
             waiting.remove(one)
-            if workers:
-                running[_begin(work, one, size, workers)] = one
-            else:
-                work.do(one, 1)
-                finished.add(one.key)
-        if not running and not (ready and not workers):
+            worker.give(one)
+        if not any(worker.row for worker in running):
             break
         if left < 0 and not is_late:
             is_late = True
-            for process in running:
-                process.terminate()  # training then writes a checkpoint, which a second signal would prevent
+            for worker in running:
+                worker.process.terminate()  # training then writes a checkpoint, which a second signal would prevent
         time.sleep(0.05 if size == "tiny" else 0.5)
-        for process in [process for process in running if process.poll() is not None]:
-            one = running.pop(process)
-            is_done = process.returncode == 0 and work.is_done(one)
-            finished |= {one.key} if is_done else set()
-            state = "done" if is_done else "not finished, see its log"
-            print(f"{time.monotonic() - started:6.0f} s  {one.key}: {state}", flush=True)
+        for worker in list(running):
+            is_done = worker.row is not None and work.is_done(worker.row)
+            if worker.process.poll() is not None:
+                running.remove(worker)
+            elif not is_done:
+                continue
+            if (row := worker.release()) is not None:
+                finished |= {row.key} if is_done else set()
+                state = "done" if is_done else "not finished, see its log"
+                print(f"{time.monotonic() - started:6.0f} s  {row.key}: {state}", flush=True)
+    for worker in running:
+        worker.process.communicate()  # without further rows it ends
     if waiting:
         print(f"not started: {', '.join(one.key for one in waiting)}", flush=True)
 
 
 def _fits(one: Row, size: Size, workers: int, left: float) -> bool:
     """Whether a row would finish in time while others take their share of the GPU."""
-    return one.seconds(size) * max(1, workers) + (STARTING if size.precision == "bf16" else 0) < left
+    return one.seconds(size) * workers + (STARTING if size.precision == "bf16" else 0) < left
 
 
-def _begin(work: Work, one: Row, size: str, workers: int) -> subprocess.Popen[bytes]:
-    """Starts the process of a row, which writes to its own log."""
-    log = work.output / one.group / "logs" / f"{one.name}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
+def _begin(work: Work, size: str, workers: int) -> subprocess.Popen[str]:
+    """Starts the process of a worker."""
     options = [f"--text={work.text}", f"--size={size}", f"--workers={workers}"]
     options += [f"--kept={work.kept}"] if work.kept else []
     options += ["--compile"] if work.compile else []
-    own = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_CACHE_DIR": str((work.cache / "compiled").absolute())}
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, __file__, "row", str(work.output), one.key, *options],
-            stdout=file,
-            stderr=file,
-            env=own | os.environ,
-        )
+    compiled = str((work.cache / "compiled").absolute())
+    own = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_CACHE_DIR": compiled, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    return subprocess.Popen(
+        [sys.executable, __file__, "work", str(work.output), *options],
+        stdin=subprocess.PIPE,
+        env=own | os.environ,
+        text=True,
+    )
 
 
-def row(
+def work(
     output: Folder,
-    key: tyro.conf.Positional[str],
     text: Path,
     size: str = "full",
     workers: int = 1,
     kept: Path | None = None,
     compile: bool = False,
 ) -> None:
-    """Train and evaluate one row, as `run` does in a separate process."""
+    """Do the rows whose names are read from standard input, one per line; `run` starts several such processes."""
     set_verbosity("info")
-    one = next((each for each in rows() if each.key == key), None)
-    if one is None:
-        raise SystemExit(f"there is no row {key!r}; `plan` lists all")
-    Work(output, text, SIZES[size], kept, compile).do(one, workers)
+    torch._dynamo.config.recompile_limit = 64  # all kinds of networks may come to one process
+    own, every = Work(output, text, SIZES[size], kept, compile), {one.key: one for one in rows()}
+    for line in sys.stdin:
+        row = every[line.strip()]
+        log = own.output / row.group / "logs" / f"{row.name}.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        own.do(row, workers)
+        gc.collect()
+        torch.cuda.empty_cache()  # what this process does not need, others may
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"plan": plan, "run": run, "row": row}, description=__doc__)
+    tyro.extras.subcommand_cli_from_dict({"plan": plan, "run": run, "work": work}, description=__doc__)

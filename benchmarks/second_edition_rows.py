@@ -132,6 +132,12 @@ class Row:
         return f"{self.backbone}-{CAUSAL if self.is_causal else MASKED}-{start}"
 
     @property
+    def network(self) -> str:
+        """Its class of network; those of one class are compiled once."""
+        own = SYSTEMS[self.system].time if self.system in SYSTEMS else TimeEmbedding.NONE
+        return f"{self.backbone}-{CAUSAL if self.is_causal else MASKED}-{self.time or own}"
+
+    @property
     def search(self) -> tuple[str, ...]:
         """The rows that chose its learning rate."""
         if self.rate is not None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
-import os
-import signal
-import subprocess
-import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ import pytest
 import second_edition
 from experiment import keep
 from report import report
-from second_edition import Work
+from second_edition import Work, Worker
 from second_edition_rows import CURVE, EVALUATION_SEED, RATES, SIZES, Evaluation, Row, main_rows, rows, searches
 from tiny_models import toy_sentences
 
@@ -88,10 +86,8 @@ def test_the_plan_stays_within_its_budget(capsys):
 
 
 def test_what_would_not_end_in_time_is_not_started(work, tmp_path, monkeypatch, capsys):
-    begun = []
-    monkeypatch.setattr(second_edition, "_begin", lambda work, row, *_: begun.append(row.key))
+    monkeypatch.setattr(second_edition, "_begin", None)
     second_edition.run(tmp_path, work.text, workers=4, minutes=0.5, only=("starts", "curve-long"))
-    assert not begun
     assert "curve-long/d3pm-8" in capsys.readouterr().out.partition("not started: ")[2]
 
 
@@ -200,62 +196,75 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_is_continued(work, tmp_path):
+def test_a_run_that_is_killed_is_continued(work, tmp_path, monkeypatch):
     """Whatever was written when a process was killed, the same command ends the row."""
-    command = [sys.executable, second_edition.__file__, "row", str(tmp_path), "rates/d3pm-tad-0.001", "--size=tiny"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen([*command, f"--text={work.text}"], env=environment, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "step 0:" in line:  # its first validation
-            process.send_signal(signal.SIGKILL)
-            break
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     again = replace(work, output=tmp_path)
+    worker, log = Worker(second_edition._begin(again, "tiny", 1)), tmp_path / "rates" / "logs" / "d3pm-tad-0.001.txt"
+    worker.give(ROWS["rates/d3pm-tad-0.001"])
+    while not (log.exists() and "step 0:" in log.read_text(encoding="utf-8")):  # its first validation
+        assert worker.process.poll() is None
+        time.sleep(0.05)
+    worker.process.kill()
+    worker.process.communicate()
     assert not again.is_done(ROWS["rates/d3pm-tad-0.001"])
     again.do(ROWS["rates/d3pm-tad-0.001"], 1)
     assert again.is_done(ROWS["rates/d3pm-tad-0.001"])
     assert {"code", "data", "weights"} <= read_json(again.record(ROWS["rates/d3pm-tad-0.001"])).keys()
 
 
+class Process:
+    """A process that never does anything, and ends after some polls."""
+
+    def __init__(self, num_polls: int = 0):
+        self.num_polls, self.signals, self.stdin = num_polls, 0, io.StringIO()
+
+    def poll(self) -> int | None:
+        self.num_polls -= 1
+        return 1 if self.num_polls < 0 else None
+
+    def terminate(self) -> None:
+        self.signals += 1
+
+    def communicate(self) -> None:
+        self.num_polls = -1
+
+
 def test_what_is_late_is_stopped_by_one_signal(work, monkeypatch, tmp_path):
     """A second one would end a training before it has written its checkpoint."""
-
-    class Slow:
-        returncode, signals, polls = 1, 0, 0
-
-        def poll(self) -> int | None:
-            self.polls += 1
-            return 1 if self.polls > 9 else None
-
-        def terminate(self) -> None:
-            self.signals += 1
-
-    slow, clock = Slow(), itertools.count(0.0, 10.0)
+    slow, clock = Process(num_polls=9), itertools.count(0.0, 10.0)
     monkeypatch.setattr(second_edition, "_begin", lambda *_: slow)
     monkeypatch.setattr(second_edition, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
     second_edition.run(tmp_path, work.text, workers=1, minutes=0.5, only=("starts/masked-wiki-modern",), size="tiny")
-    assert (slow.signals, slow.polls) == (1, 10)
+    assert (slow.signals, slow.num_polls) == (1, -1)
 
 
 def test_what_failed_is_told_and_what_needs_it_is_not_started(work, monkeypatch, tmp_path, capsys):
-    class Ended:
-        returncode = 1
-
-        def poll(self) -> int:
-            return 1
-
-    started = []
-
-    def begin(work: Work, row: Row, *_: object) -> Ended:
-        started.append(row.key)
-        return Ended()
-
-    monkeypatch.setattr(second_edition, "_begin", begin)
+    begun = []
+    monkeypatch.setattr(second_edition, "_begin", lambda *_: begun.append(Process()) or begun[-1])
     second_edition.run(tmp_path, work.text, only=("starts", "rates"), size="tiny")
+    started = [process.stdin.getvalue().strip() for process in begun]
     # Networks from random parameters need no start.
     assert {ROWS[key].start for key in started} == {None}
     printed = capsys.readouterr().out
     assert "starts/masked-wiki-modern: not finished, see its log" in printed
     assert "rates/diffusionbert-0.001" in printed.partition("not started: ")[2]
+
+
+def test_a_process_does_the_rows_of_one_network_after_another(work, monkeypatch, tmp_path):
+    """So that it compiles few."""
+    own, given = replace(work, output=tmp_path), []
+
+    def give(worker: Worker, row: Row) -> None:
+        worker.row = row
+        worker.compiled.add(row.network)
+        given.append(row)
+        own.record(row).parent.mkdir(parents=True, exist_ok=True)
+        own.record(row).touch()
+
+    monkeypatch.setattr(Worker, "give", give)
+    monkeypatch.setattr(second_edition, "_begin", lambda *_: Process(num_polls=1000))
+    second_edition.run(tmp_path, work.text, workers=1, only=("starts", "rates"), size="tiny")
+    networks = [network for network, _ in itertools.groupby(row.network for row in given)]
+    assert len(given) == 8
+    assert len({*networks}) == len(networks) == 2
