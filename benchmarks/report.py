@@ -1,10 +1,9 @@
 """Makes the tables and figures of docs/results.md from what `experiment.py` kept; needs neither models nor corpora.
 
-    python benchmarks/report.py docs/results docs/results/tables --page docs/results.md     the first edition's
-    python benchmarks/report.py docs/results/second docs/results/tables/second              the second edition's
+    python benchmarks/report.py docs/results/second docs/results/tables --pages docs/results.md docs/results/details.md
 
-Missing rows are left out. docs/results.md is written by hand; a test checks that every number in its prose occurs in
-these tables. `claims.py` has the claims and the rule for their verdicts.
+Missing rows are left out. The pages are written by hand; a test checks that every number in their prose occurs in these
+tables. `claims.py` has the claims and the rule for their verdicts.
 """
 
 from __future__ import annotations
@@ -16,10 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import tyro
 from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference
+from second_edition_rows import ORDERS
 
 from diffusionbert.evaluation.compare import compare
+from diffusionbert.evaluation.conventions import ConventionScale
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.networks.loading import NewNetwork
 from diffusionbert.recipes import SYSTEMS
@@ -33,8 +35,8 @@ from diffusionbert.training.log import TrainEvent, ValidationEvent, events_of
 Folder = tyro.conf.Positional[Path]
 
 
-def report(source: Folder, output: Folder, page: Path | None = None) -> None:
-    """Write the tables and figures that have rows, and put the tables into the page, between their marks."""
+def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None:
+    """Write the tables and figures that have rows, and put the tables into the pages, between their marks."""
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         kept = Kept(source, Path(scratch))
@@ -43,11 +45,15 @@ def report(source: Folder, output: Folder, page: Path | None = None) -> None:
         _rates(kept, output)
         _main_table(kept, output)
         _group_tables(kept, output)
-        _budgets(kept, output)
+        _main_rows(kept, output)
+        _orders(kept, output)
+        _spindle(kept, output)
+        _curve_table(kept, output)
+        _conventions(kept, output)
         _curve(kept, output)
         _frontier(kept, output)
         _costs(source, output)
-    if page is not None:
+    for page in pages:
         page.write_text(with_tables(page.read_text(encoding="utf-8"), output), encoding="utf-8")
 
 
@@ -133,39 +139,105 @@ def _rates(kept: Kept, output: Path) -> None:
     _write(output / "rates.md", ["validation, nats per token", *(f"{rate:g}" for rate in rates)], rows)
 
 
-BUDGETS = {"steps600": 600, "seed0": 2000, "steps6000": 6000, "steps16000": 16_000}
-"""Training steps of folders of the first edition."""
-BUDGETED = "diffusionbert", "diffusionbert-bell", "genmd4", "d3pm", "d3pm-spindle", "decoder", "decoder-pretrained"
+# ---- short tables, for the page -------------------------------------------------------------------------------------
 
 
-def _budgets(kept: Kept, output: Path) -> None:
-    """Perplexities over training budgets, and the ratio of DiffusionBERT to D3PM at each."""
-    budgets = {folder: steps for folder, steps in BUDGETS.items() if any(kept.has(folder, one) for one in BUDGETED)}
-    if len(budgets) < 2:
-        return
+def _perplexity(result: EvaluationResult, *quantities: str) -> str:
+    """The perplexity per token by the first of these quantities that was estimated."""
+    own = next((result.likelihoods[name] for name in quantities if name in result.likelihoods), None)
+    if own is None:
+        return "–"
+    rate = own.rates.perplexity_per_token
+    return f"{rate.value:.1f} [{rate.ci95[0]:.1f}, {rate.ci95[1]:.1f}]"
+
+
+def _main_rows(kept: Kept, output: Path) -> None:
+    """Table 2: the main rows of seed 0, by perplexity."""
     rows = []
-    for name in BUDGETED:
-        cells, kinds = [], set()
-        for folder in budgets:
-            if not kept.has(folder, name):
-                cells.append("–")
-                continue
-            result = kept.result(folder, name)
-            own = result.likelihoods.get("grid") or result.primary
-            assert own is not None
-            kinds.add(own.kind.value)
-            rate = own.rates.perplexity_per_token
-            cells.append(f"{rate.value:.1f} [{rate.ci95[0]:.1f}, {rate.ci95[1]:.1f}]")
-        rows.append((f"`{name}`", ", ".join(sorted(kinds)), *cells))
-    for name in ("d3pm", "d3pm-spindle"):
-        cells = []
-        for folder in budgets:
-            found = difference(kept, Claim("", "", "diffusionbert", name, groups=(folder,)))
-            low, high = (0.0, 0.0) if found is None else found.interval
-            cells.append("–" if found is None else f"{1 + found.change:.2f} [{1 + low:.2f}, {1 + high:.2f}]")
-        rows.append((f"`diffusionbert` : `{name}`", "ratio", *cells))
-    heading = "system", "kind", *(f"{steps:,} steps" for steps in budgets.values())
-    _write(output / "budgets.md", heading, rows, texts=2)
+    for name in kept.names("seed0"):
+        result = kept.result("seed0", name)
+        own, model = result.likelihoods.get("grid") or result.primary, result.model
+        if _is_other_text(name) or own is None or model.tokens_seen is None:
+            continue
+        bleu = [f"{one.mean:.3f}" if len(one.values) else "–" for one in (result.bleu4, result.self_bleu4)]
+        tokens = [f"{number / 1e6:.1f}M" for number in (model.tokens_seen, model.pretraining_tokens or 0)]
+        kind = own.kind.value if own.protocol.definition.quantity != "paper" else "pseudo (the paper's quantity)"
+        value = own.rates.perplexity_per_token.value
+        rows.append(
+            (kind, value, (f"`{name}`", kind, _perplexity(result, "grid", *result.likelihoods), *bleu, *tokens))
+        )
+    heading = "row", "kind", "perplexity per token", "BLEU-4", "self-BLEU-4", "tokens", "pretraining"
+    _write(output / "rows.md", heading, [row for _, _, row in sorted(rows)], texts=2)
+
+
+def _orders(kept: Kept, output: Path) -> None:
+    """The bound next to exact likelihoods in fixed orders of unmasking, and what its looseness can explain."""
+    rows = []
+    for name in [name for name in kept.names("orders") if kept.has("orders", f"{name}-left-to-right")]:
+        exact = {
+            order: kept.result("orders", f"{name}-{order}") for order in ORDERS if kept.has("orders", f"{name}-{order}")
+        }
+        cells = [_perplexity(exact[order], order) if order in exact else "–" for order in ORDERS]
+        rows.append((f"`{name}`", _perplexity(kept.result("orders", name), "continuous"), *cells))
+    heading = "row", "bound", "left to right", "most confident first", "lowest entropy first"
+    _write(output / "orders.md", heading, rows)
+
+
+def _spindle(kept: Kept, output: Path) -> None:
+    """The spindle's strength, and each quantity on models that were trained on either."""
+    rows = []
+    for name in [name for name in kept.names("spindle") if not _is_other_text(name)]:
+        result = kept.result("spindle", name)
+        value, own = _perplexity(result, "continuous", "grid"), result.primary
+        is_bound = own is not None and own.kind.value == "bound"
+        rows.append((f"`{name}`", value if is_bound else "–", "–" if is_bound else value))
+    _write(output / "spindle.md", ("row", "strict bound", "the paper's quantity (pseudo)"), rows)
+
+
+def _curve_table(kept: Kept, output: Path) -> None:
+    """Perplexities over total tokens, and the ratio of DiffusionBERT to D3PM at each."""
+    shares = sorted({float(name.rpartition("-")[2]) for name in kept.names("curve") if not _is_other_text(name)})
+    rows = []
+    for share in shares:
+        found = {
+            prefix: f"{prefix}-{share:g}" for prefix in CURVES.values() if kept.has("curve", f"{prefix}-{share:g}")
+        }
+        results = {prefix: kept.result("curve", name) for prefix, name in found.items()}
+        tokens = [point[0] for result in results.values() if (point := _point(result)) is not None]
+        ratios = []
+        for prefix in ("other-text", "same-text"):
+            own = difference(kept, Claim("", "", f"{prefix}-{share:g}", f"d3pm-{share:g}", groups=("curve",)))
+            low, high = (0.0, 0.0) if own is None else own.interval
+            ratios.append("–" if own is None else f"{1 + own.change:.2f} [{1 + low:.2f}, {1 + high:.2f}]")
+        cells = [
+            _perplexity(results[prefix], "grid", *results[prefix].likelihoods) if prefix in results else "–"
+            for prefix in CURVES.values()
+        ]
+        rows.append((f"{np.median(tokens) / 1e6:.1f}M", *cells, *ratios))
+    heading = "tokens in all", *CURVES, "another text : D3PM", "same text : D3PM"
+    _write(output / "totals.md", heading, rows, texts=0)
+
+
+def _conventions(kept: Kept, output: Path) -> None:
+    """The main rows on LM1B's held-out part, in the conventions of the literature."""
+    rows, names = [], list[str]()
+    for name in kept.names("seed0"):
+        result = kept.result("seed0", name) if name.endswith("-lm1b") else None
+        if result is not None and result.conventions:
+            names = names or [
+                f"{'bits ' if one.meaning.scale is ConventionScale.BITS else ''}{one.meaning.name}"
+                for one in result.conventions
+            ]
+            digits = [3 if one.meaning.scale is ConventionScale.BITS else 1 for one in result.conventions]
+            cells = [
+                "–" if one.value is None else f"{one.value.value:.{number}f}"
+                for one, number in zip(result.conventions, digits, strict=True)
+            ]
+            rows.append((f"`{name.removesuffix('-lm1b')}`", result.conventions[0].kind.value, *cells))
+    _write(output / "conventions.md", ("row", "kind", *names), rows, texts=2)
+
+
+# ---- all figures of all rows ----------------------------------------------------------------------------------------
 
 
 def _main_table(kept: Kept, output: Path) -> None:
@@ -189,8 +261,8 @@ GROUPS = "spindle", "orders", "peers", "bert", "noise", "diffusion-lm", "curve",
 def _group_tables(kept: Kept, output: Path) -> None:
     for group in GROUPS:
         names = kept.names(group)
-        _compared(kept, group, [name for name in names if not _is_other_text(name)], output / group)
-        _compared(kept, group, [name for name in names if _is_other_text(name)], output / f"{group}-lm1b")
+        _compared(kept, group, [name for name in names if not _is_other_text(name)], output / f"all-{group}")
+        _compared(kept, group, [name for name in names if _is_other_text(name)], output / f"all-{group}-lm1b")
 
 
 def _compared(kept: Kept, group: str, names: list[str], stem: Path) -> None:
@@ -265,7 +337,7 @@ def _frontier(kept: Kept, output: Path) -> None:
         values, results = zip(*sorted(own, key=lambda point: point[0]), strict=True)
         settings, texts = [f"{value:g}" for value in values], [one.generation for one in results]
         judgments = [one.judge.samples for one in texts]
-        entropies = [one.samples.entropy_per_text for one in texts]
+        entropies = [one.samples.entropy_pooled for one in texts]
         intervals = [one.ci95 for one in judgments]
         judged.append(
             figures.Frontier(title, entropies, [one.perplexity for one in judgments], intervals, settings, varied)
@@ -276,14 +348,31 @@ def _frontier(kept: Kept, output: Path) -> None:
         real = texts[0]
     if real is not None:
         others, judgment = real.real, real.judge.real
-        star = figures.Frontier("real sentences", [others.entropy_per_text], [judgment.perplexity])
+        star = figures.Frontier("real sentences", [others.entropy_pooled], [judgment.perplexity])
         write_json(output / "frontier-points.json", [asdict(one) for one in (*judged, star)])
         figures.frontiers(judged, star, output / "frontier.png")
+        _at_equal_entropy([one for one in judged if one.varied == "temperatures"], star, output)
         figures.quality_diversity(
             compared,
             figures.Tradeoff(star.name, [others.self_bleu4.value], [others.bleu4.value]),
             output / "tradeoffs.png",
         )
+
+
+def _at_equal_entropy(lines: Sequence[figures.Frontier], real: figures.Frontier, output: Path) -> None:
+    """The judge's perplexity where samples are as varied as real sentences, between two temperatures."""
+    rows = []
+    for one in lines:
+        order = np.argsort(one.entropy)
+        entropy = np.array(one.entropy)[order]
+        if entropy[0] <= real.entropy[0] <= entropy[-1]:
+            columns = one.perplexity, *zip(*one.intervals, strict=True)
+            logs = [np.log(np.array(column)[order]) for column in columns]
+            value, low, high = (np.exp(np.interp(real.entropy[0], entropy, own)) for own in logs)
+            rows.append((value, (one.name, f"{value:.0f} [{low:.0f}, {high:.0f}]")))
+    rows.append((real.perplexity[0], (real.name, f"{real.perplexity[0]:.0f}")))
+    heading = "system", f"judge's perplexity at an entropy of {real.entropy[0]:.2f}"
+    _write(output / "judged.md", heading, [row for _, row in sorted(rows)])
 
 
 if __name__ == "__main__":

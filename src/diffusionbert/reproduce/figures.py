@@ -241,7 +241,7 @@ def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
             )
             axes.margins(0.12, 0.06)
             axes.set_title(f"over {what}" if what else "", fontsize=9)
-            axes.set_xlabel("entropy of a sample's words, nats\n(lower: more repetitive)")
+            axes.set_xlabel("entropy of the words of all samples, nats\n(lower: less varied)")
             _logarithmic(axes.yaxis)
         panels[0].set_ylabel("judge's perplexity")
         handles = {
