@@ -123,7 +123,12 @@ class Query:
             mask = self.attention_mask if self.is_padded else None
             return network.log_probs_at(self.tokens, mask, self.t, self.positions)
         answer = network(self.tokens, self.attention_mask, self.t, self.targets)
-        return answer.index_select(0, self.number)
+        return answer if self.is_in_order else answer.index_select(0, self.number)
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether the positions are those of the mask, one after the other."""
+        return bool((self.positions.diff() > 0).all())
 
     @cached_property
     def number(self) -> TargetIndices:
