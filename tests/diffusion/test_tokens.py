@@ -6,8 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
+from diffusionbert.diffusion import tokens
 from diffusionbert.diffusion.rng import Noise, Purpose
-from diffusionbert.diffusion.tokens import LogitsWarper, draw, draw_unchecked, log_prob_of
+from diffusionbert.diffusion.tokens import LogitsWarper, draw, draw_unchecked, entropy_of, in_parts, log_prob_of
 
 LOG_P = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05]).log()[None]
 
@@ -50,6 +51,36 @@ def test_tokens_too_rare_for_a_float32_cdf_are_drawn():
 def test_a_position_without_possible_tokens_is_an_error(log_p):
     with pytest.raises(ValueError, match="no token has a positive probability at some position; forbid fewer tokens"):
         draw(torch.tensor([log_p]), torch.tensor([0.5], dtype=torch.float64))
+
+
+def test_the_entropy_is_that_of_the_normalized_distribution():
+    """Flat and peaked distributions, certain tokens and tokens of probability 0; not normalized, far from 0."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.tensor([0.0, 0.1, 4.0, 1000.0])[:, None] * torch.randn(4, 2000, generator=generator)
+    logits[1:, :3] = -torch.inf
+    expected = torch.special.entr(logits.double().softmax(dim=-1)).sum(dim=-1)
+    for log_p in (logits.log_softmax(dim=-1), logits - 200.0, logits.double()):
+        found = entropy_of(log_p)
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-6)
+    assert entropy_of(torch.tensor([[0.0, -torch.inf], [-torch.inf, -5.0]])).tolist() == [0, 0]
+    assert bool(entropy_of(torch.full((1, 3), -torch.inf)).isnan())
+
+
+def test_parts_are_as_large_as_the_cache_allows(monkeypatch):
+    log_p, uniform, sizes = torch.randn(7, 10), torch.rand(7), []
+
+    def reduced(log_p: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(log_p.numel())
+        return log_p.amax(dim=-1), log_p.sum(dim=-1) * uniform
+
+    whole = in_parts(reduced, log_p, uniform)
+    for values, expected in ((30, [30, 30, 10]), (1, [10] * 7), (70, [70])):
+        monkeypatch.setattr(tokens, "VALUES_IN_CACHE", values)
+        sizes.clear()
+        found = in_parts(reduced, log_p, uniform)
+        assert sizes == expected
+        assert all(map(torch.equal, found, whole))
 
 
 def test_log_prob_of_looks_up_one_token_per_position():

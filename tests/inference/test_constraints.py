@@ -142,6 +142,20 @@ def test_rules_for_positions_hold_in_every_sequence():
         )
 
 
+def test_positions_without_a_rule_have_the_networks_own_answer():
+    """Only the positions of a rule are normalized again, and without one nothing is copied."""
+    log_f = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).log_softmax(dim=-1)
+    network = Constrained(
+        Constant(log_f), continuation=torch.tensor([False, False, True, True]), word_starts=torch.arange(3) == 1
+    )
+    tokens, everywhere = torch.full((1, 3), MASK_ID), torch.ones(1, 3, dtype=torch.bool)
+    found = network.constrain(tokens, everywhere, log_f)
+    assert torch.equal(found[[0, 2]], log_f[[0, 2]])
+    torch.testing.assert_close(found[1], torch.cat([log_f[1, :2].log_softmax(0), torch.full((2,), -torch.inf)]))
+    free = log_f[[0, 2]]
+    assert network.constrain(tokens, torch.tensor([[True, False, True]]), free) is free
+
+
 def test_a_target_may_keep_its_token_so_the_rule_acts_elsewhere():
     log_f = torch.tensor([[0.01, 0.99], [0.5, 0.5]]).log()
     network = Constrained(Constant(log_f), forbidden=[(0, 1)])

@@ -41,6 +41,7 @@ from transformers.utils import logging as transformers_logging
 
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch
+from diffusionbert.networks import base
 from diffusionbert.networks.base import HEADS, Network, distribution, head_of
 from diffusionbert.networks.loading import NewDecoder, load_causal_lm, load_masked_lm, require_reopenable
 from diffusionbert.networks.masked import Denoiser
@@ -136,6 +137,20 @@ def test_a_distribution_has_the_gradient_of_masked_logits(dtype: torch.dtype):
     assert ours.grad is not None
     assert bool((ours.grad[:, ~allowed] == 0).all())
     assert bool((ours.grad[:, allowed] != 0).all())
+
+
+@torch.no_grad()
+def test_a_distribution_takes_the_place_of_its_logits_in_parts(monkeypatch):
+    allowed = torch.tensor([False, True, True, False, True])
+    logits = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    logits[0, 0] = torch.inf  # not allowed, so it does not matter
+    expected = logits.masked_fill(~allowed, -torch.inf).log_softmax(dim=-1)
+    for values in (1, 12, 100):
+        monkeypatch.setattr(base, "VALUES_IN_CACHE", values)
+        given = logits.clone()
+        found = distribution(given, allowed)
+        assert torch.equal(found, expected)
+        assert found.data_ptr() == given.data_ptr()  # nothing as large was allocated
 
 
 @pytest.mark.parametrize("prefix", [False, True])

@@ -343,6 +343,18 @@ def test_criteria_measure_what_they_say(criterion):
     assert order == [{position} for position in ORDERS[criterion]]
 
 
+@pytest.mark.parametrize("sampler", [*map(Confidence, Criterion), MaskPredict()], ids=str)
+def test_parts_do_not_change_what_is_drawn(sampler, bert, canvas, monkeypatch):
+    made = drawing(sampler, LINEAR, steps=4, warper=LogitsWarper(top_p=0.9, forbidden=(6,)))
+
+    def states() -> list[State]:
+        return list(made.sample(bert, canvas, seed=0))
+
+    whole = states()
+    monkeypatch.setattr("diffusionbert.diffusion.tokens.VALUES_IN_CACHE", 1)  # one position at a time
+    assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(whole, states(), strict=True))
+
+
 # Token 6 is forbidden; among the others, the second position is more confident in one pair, the first in the other.
 FORBIDDING = LogitsWarper(top_k=1, forbidden=(6,))
 PAIRS = {

@@ -182,6 +182,18 @@ def test_queries_of_one_sampler_are_padded_and_answers_split():
         torch.testing.assert_close(part, query.run(Deterministic()), rtol=0, atol=0)
 
 
+def test_an_answer_is_copied_only_where_positions_repeat_or_are_out_of_order():
+    canvas = canvas_of(6)
+    query = Query.of(canvas, canvas.constant_times(0.5), canvas.editable)
+    assert query is not None
+    assert query.is_in_order
+    answer = query.run(Deterministic())
+    for order in ([1, 0, 2], [0, 0, 1]):
+        other = replace(query, positions=query.positions[order])
+        assert not other.is_in_order
+        assert torch.equal(other.run(Deterministic()), answer[order])
+
+
 def test_a_query_leaves_out_sequences_without_targets():
     canvas = canvas_of(9, 3)
     targets = canvas.editable.clone()

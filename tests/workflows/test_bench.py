@@ -123,6 +123,7 @@ def test_an_unknown_row_is_refused_by_name(capsys):
     [
         OurSampling(FEW, steps=4),
         OurSampling(FEW, "ancestral", top_k=3, steps=4),
+        OurSampling(FEW, "entropy", top_p=0.5, prompt="w1 w2"),
         Forwards(FEW, 2),
         DecoderSampling(FEW),
         DecoderScoring(FEW),

@@ -18,8 +18,9 @@ class Bench:
     Rows: train-base, train-spindle, train-paper-batch, train-bundled, train-modernbert, train-packed (on a CPU, only
     the last three, at a small size); on a GPU, sample-32, sample-32-eager, sample-256, sample-1, sample-forwards,
     sample-ancestral, sample-spindle; on a CPU, sample-cpu-1, sample-cpu-32, sample-cpu-100, the same with -bounded
-    (fewer calls at a bounded error), sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU, training and most
-    sampling are compiled, which takes about a minute per row.
+    (fewer calls at a bounded error), sample-cpu-1-entropy and sample-cpu-32-entropy (after a prompt, against exact),
+    sample-cpu-32-float32, score-cpu, score-cpu-int8. On a GPU, training and most sampling are compiled, which takes
+    about a minute per row.
 
     Example: diffusionbert bench --only train-bundled train-modernbert
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -131,6 +131,28 @@ AnyPrediction = TargetLogProbs | Prediction
 
 def as_prediction(log_f: AnyPrediction) -> Prediction:
     return log_f if isinstance(log_f, Prediction) else DensePrediction(log_f)
+
+
+VALUES_IN_CACHE = 2**20
+"""How many log-probabilities a CPU works on at once. New memory for more than this takes longer to get than to fill."""
+
+
+def in_parts(function: Callable[..., tuple[Tensor, ...]], log_p: TargetLogProbs, *others: Tensor) -> list[Tensor]:
+    """Applies a function of N target positions, on a CPU to as many at once as its cache holds."""
+    at_once = len(log_p) if log_p.is_cuda else VALUES_IN_CACHE // log_p.shape[-1]
+    parts = (torch.split(values, max(1, at_once)) for values in (log_p, *others))
+    return [torch.cat(found) for found in zip(*(function(*part) for part in zip(*parts, strict=True)), strict=True)]
+
+
+def entropy_of(log_p: Tensor) -> PerTarget:
+    """The entropy at each target position in nats, in float64; `log_p` need not be normalized.
+
+    With z = log p - max log p and Z = Σ exp z, it is log Z - Σ z·exp z / Z: one exponential per token, no logarithm.
+    """
+    relative = (log_p - log_p.amax(dim=-1, keepdim=True)).clamp_(min=_NEVER)  # 0·log 0 = 0, where 0·(-inf) is NaN
+    weights = relative.exp()
+    total = weights.sum(dim=-1).double()
+    return total.log() - weights.mul_(relative).sum(dim=-1).double() / total
 
 
 def nats_of(log_p: TargetLogProbs, tokens: Tokens, targets: PositionMask) -> PerPosition:
@@ -293,8 +315,7 @@ class KeptTokens:
     @property
     def entropy(self) -> PerTarget:
         """In nats."""
-        entropy: PerTarget = torch.special.entr(self.log_p.exp()).sum(dim=-1).double()
-        return entropy
+        return entropy_of(self.log_p)
 
     def draw(self, chosen: Tensor, uniform: PerTarget) -> TargetTokens:
         """Draws a token where `chosen` is true, as `draw` does over the whole vocabulary; takes a number for each."""

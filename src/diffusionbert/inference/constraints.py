@@ -42,6 +42,7 @@ from diffusionbert.diffusion.shapes import (
     Batch,
     PerPosition,
     PositionMask,
+    TargetFlags,
     TargetLogProbs,
     Times,
     Tokens,
@@ -124,12 +125,18 @@ class Constrained(nn.Module):
         """
         if isinstance(self.network, Constrained):
             log_probs = self.network.constrain(tokens, targets, log_probs)
+        begins, continues = self._boundaries(tokens, targets)
+        # Only a few positions have rules, but forbidden words may affect all.
+        affected = begins | continues if not self.forbidden else torch.ones_like(begins)
+        if not bool(affected.any()):
+            return log_probs
         log_f = self.forbid(tokens, targets, log_probs)
-        log_total = log_f.logsumexp(dim=-1, keepdim=True)
+        log_total = log_f[affected].logsumexp(dim=-1, keepdim=True)
         if bool((log_total == -torch.inf).any()):
-            row, position = targets.nonzero()[(log_total == -torch.inf).nonzero()[0, 0]].tolist()
+            row, position = targets.nonzero()[affected][(log_total == -torch.inf).nonzero()[0, 0]].tolist()
             raise ValueError(f"all tokens are forbidden at position {position} of sequence {row}; forbid fewer words")
-        return log_f - log_total
+        log_f[affected] -= log_total
+        return log_f
 
     def forbid(self, tokens: Tokens, targets: PositionMask, log_f: TargetLogProbs) -> TargetLogProbs:
         """Sets log f to −∞ for tokens that could break a rule if all targets were generated at once; not normalized."""
@@ -144,17 +151,22 @@ class Constrained(nn.Module):
             if 1 < len(word) <= tokens.shape[1]:
                 for token, positions in zip(word, _least_likely(word, tokens, targets, log_f), strict=True):
                     log_f[positions[targets], token] = -torch.inf
+        begins, continues = self._boundaries(tokens, targets)
+        log_f[begins.nonzero(), self.continuation] = -torch.inf
+        inside = continues.nonzero()
+        if len(inside):
+            kept = log_f[inside, self.continuation]
+            log_f[inside[:, 0]] = -torch.inf
+            log_f[inside, self.continuation] = kept
+        return log_f
+
+    def _boundaries(self, tokens: Tokens, targets: PositionMask) -> tuple[TargetFlags, TargetFlags]:
+        """The target positions where a word begins, and those where one continues."""
         after_word = _at(self.word_starts, targets)
         for word in self.included:
             found = _windows([(tokens == token) & ~targets for token in word]).all(dim=-1)
             after_word[:, len(word) :] |= found[:, :-1]
-        log_f[after_word[targets].nonzero(), self.continuation] = -torch.inf
-        continues = _at(self.word_continuations, targets)[targets].nonzero()[:, 0]
-        if len(continues):
-            kept = log_f[continues[:, None], self.continuation]
-            log_f[continues] = -torch.inf
-            log_f[continues[:, None], self.continuation] = kept
-        return log_f
+        return after_word[targets], _at(self.word_continuations, targets)[targets]
 
 
 def unwrapped(network: Network) -> tuple[Network, list[Constrained]]:

@@ -439,7 +439,9 @@ def _shared_answers(runs: Sequence[SequenceRun], queries: dict[int, Query]) -> I
     answer = concatenate_queries(list(queries.values())).run(network)
     for (number, query), part in zip(queries.items(), split_answer(answer, list(queries.values())), strict=True):
         own = networks[number]
-        if isinstance(own, Constrained):
+        if isinstance(own, Constrained) and query.is_in_order:
+            part = own.constrain(query.tokens, query.targets, part)
+        elif isinstance(own, Constrained):
             once = part.new_empty(int(query.targets.sum()), part.shape[1]).index_copy(0, query.number, part)
             part = own.constrain(query.tokens, query.targets, once).index_select(0, query.number)
         yield number, part

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.shapes import Batch, Counts, Flags, PerPosition, PositionMask, TargetLogProbs, per_position
-from diffusionbert.diffusion.tokens import log_prob_of, nats_of
+from diffusionbert.diffusion.tokens import entropy_of, log_prob_of, nats_of
 from diffusionbert.networks.base import Network
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, Objective, ScoringQuantity
 
@@ -148,5 +148,4 @@ def _preference(log_f: TargetLogProbs, order: Order) -> Tensor:
     """A score that is highest where to generate next; ties go to the left."""
     if order is Order.CONFIDENCE:
         return log_f.amax(dim=-1)
-    entropy: Tensor = torch.special.entr(log_f.exp()).sum(dim=-1)
-    return entropy.neg()
+    return -entropy_of(log_f)

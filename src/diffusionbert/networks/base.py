@@ -29,7 +29,7 @@ from diffusionbert.diffusion.shapes import (
     Tokens,
     TokenSet,
 )
-from diffusionbert.diffusion.tokens import DensePrediction, Prediction
+from diffusionbert.diffusion.tokens import VALUES_IN_CACHE, DensePrediction, Prediction
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -87,12 +87,17 @@ def distribution(logits: Tensor, allowed: TokenSet) -> TargetLogProbs:
     Logits are most of the memory traffic of a step: they are neither copied to another precision nor masked in the
     backward pass, where a softmax gives tokens of probability 0 no gradient anyway.
     """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
     if torch.compiler.is_compiling():
-        logits = logits.masked_fill(~allowed, -torch.inf)  # in the same kernel as the rest
-    else:
-        with torch.no_grad():
-            logits.masked_fill_(~allowed, -torch.inf)
-    return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return logits.masked_fill(~allowed, -torch.inf).log_softmax(dim=-1, dtype=dtype)  # in one kernel
+    with torch.no_grad():
+        # On a CPU, a seventh of the time of `masked_fill_` with a mask that all positions share.
+        logits.clamp_(max=logits.new_full(allowed.shape, torch.inf).masked_fill_(~allowed, -torch.inf))
+    if torch.is_grad_enabled() or logits.is_cuda or logits.dtype != dtype:
+        return logits.log_softmax(dim=-1, dtype=dtype)
+    for part in torch.split(logits, max(1, VALUES_IN_CACHE // len(allowed))):
+        part.copy_(part.log_softmax(dim=-1))
+    return logits
 
 
 def copy_sharing_parameters(network: ModuleT) -> ModuleT:

@@ -27,15 +27,17 @@ from diffusionbert.diffusion.shapes import (
     Counts,
     Flags,
     Grid,
+    PerTarget,
     PositionMask,
     TargetIndices,
     TargetLogProbs,
+    TargetTokens,
     Times,
     Tokens,
     TokenSet,
     Vectors,
 )
-from diffusionbert.diffusion.tokens import LogitsWarper
+from diffusionbert.diffusion.tokens import LogitsWarper, draw, in_parts, log_prob_of
 from diffusionbert.networks.base import AnswersAt, Network
 from diffusionbert.networks.causal import CausalNetwork, KeyValues
 from diffusionbert.networks.embedding import VectorNetwork
@@ -121,7 +123,12 @@ class Query:
             mask = self.attention_mask if self.is_padded else None
             return network.log_probs_at(self.tokens, mask, self.t, self.positions)
         answer = network(self.tokens, self.attention_mask, self.t, self.targets)
-        return answer.index_select(0, self.number)
+        return answer if self.is_in_order else answer.index_select(0, self.number)
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether the positions are those of the mask, one after the other."""
+        return bool((self.positions.diff() > 0).all())
 
     @cached_property
     def number(self) -> TargetIndices:
@@ -358,6 +365,23 @@ class RoundSampler(Sampler):
 
     def query(self, state: RoundState) -> Query | None:
         return Query.of(state.x, state.time, state.masked)
+
+
+def draw_with_probability(
+    context: SamplingContext, log_f: TargetLogProbs, uniform: PerTarget
+) -> tuple[TargetTokens, PerTarget]:
+    """Draws a token at each target position; returns the tokens and their probabilities.
+
+    Probabilities are those before temperature, top-k and top-p: after `top_k=1`, every token would be certain.
+    """
+
+    def drawn(log_f: TargetLogProbs, uniform: PerTarget) -> tuple[Tensor, Tensor]:
+        log_p = context.exclusion(log_f)
+        tokens = draw(context.warper(log_p), uniform)
+        return tokens, log_prob_of(log_p, tokens).exp()
+
+    tokens, probability = in_parts(drawn, log_f, uniform)
+    return tokens, probability
 
 
 def masked_fraction(context: SamplingContext, x: Batch) -> Times:

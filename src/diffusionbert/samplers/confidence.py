@@ -20,9 +20,16 @@ import torch
 
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerTarget, PositionMask, TargetLogProbs
-from diffusionbert.diffusion.tokens import draw, log_prob_of
+from diffusionbert.diffusion.tokens import LogitsWarper, draw, entropy_of, in_parts
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, due_after, masked_fraction
+from diffusionbert.samplers.base import (
+    RoundSampler,
+    RoundState,
+    SamplingContext,
+    draw_with_probability,
+    due_after,
+    masked_fraction,
+)
 
 
 class Criterion(Enum):
@@ -68,29 +75,26 @@ class Confidence(RoundSampler):
 
     def update(self, state: RoundState, answer: TargetLogProbs) -> RoundState:
         context, masked = state.context, state.masked
-        # Confidence is measured before top-k and temperature: after top_k=1 every position would be certain.
-        log_p = context.exclusion(answer)
         uniform = Noise(state.seed, step=state.num_rounds).per_position(state.x, Purpose.SAMPLE)
         if self.criterion is Criterion.PROBABILITY:
-            drawn = draw(context.warper(log_p), uniform[masked])
-            kept = self._kept(state, log_prob_of(log_p, drawn).exp())
+            drawn, probability = draw_with_probability(context, answer, uniform[masked])
+            kept = self._kept(state, probability)
             drawn = drawn[kept[masked]]
         else:  # tokens are drawn only where they are kept
-            kept = self._kept(state, self._certainty(log_p))
-            drawn = draw(context.warper(log_p[kept[masked]]), uniform[kept])
+            [certainty] = in_parts(lambda log_p: (self._certainty(context.exclusion, log_p),), answer)
+            kept = self._kept(state, certainty)
+            drawn = draw(context.warper(answer[kept[masked]]), uniform[kept])
         x = replace(state.x, tokens=state.tokens.masked_scatter(kept, drawn))
         still_masked, num_rounds = masked & ~kept, state.num_rounds + 1
         done, own = not bool(still_masked.any()), {"masked": still_masked, "num_rounds": num_rounds}
         return state.advance(x.tokens, masked_fraction(context, x), masked.any(dim=1), done, **own)
 
-    def _certainty(self, log_p: TargetLogProbs) -> PerTarget:
-        """The confidence at a position, whichever token is drawn there."""
-        p = log_p.exp()
+    def _certainty(self, exclusion: LogitsWarper, log_p: TargetLogProbs) -> PerTarget:
+        """The confidence at a position, whichever token is drawn there: before top-k and temperature."""
         if self.criterion is Criterion.MARGIN:
-            best = p.topk(2, dim=-1).values.double()
+            best = exclusion(log_p).topk(2, dim=-1).values.exp().double()
             return best[:, 0] - best[:, 1]
-        entropy: PerTarget = torch.special.entr(p).sum(dim=-1).double()
-        return -entropy
+        return -entropy_of(exclusion.exclude(log_p))
 
     def _kept(self, state: RoundState, confidence: PerTarget) -> PositionMask:
         """The most confident positions of each sequence, as many as are due, and all that reach the threshold."""

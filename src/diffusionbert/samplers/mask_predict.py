@@ -16,9 +16,14 @@ import torch
 
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.diffusion.shapes import Batch, PerPosition, TargetLogProbs, per_position
-from diffusionbert.diffusion.tokens import draw, log_prob_of
 from diffusionbert.registry import register
-from diffusionbert.samplers.base import RoundSampler, RoundState, SamplingContext, masked_fraction
+from diffusionbert.samplers.base import (
+    RoundSampler,
+    RoundState,
+    SamplingContext,
+    draw_with_probability,
+    masked_fraction,
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,12 +48,9 @@ class MaskPredict(RoundSampler):
 
     def update(self, state: MaskPredictState, answer: TargetLogProbs) -> MaskPredictState:
         context, num_rounds, steps = state.context, state.num_rounds + 1, state.context.config.steps
-        # Probabilities are taken before top-k and temperature: after top_k=1, every token would be certain.
-        log_p = context.exclusion(answer)
         uniform = Noise(state.seed, step=num_rounds).per_position(state.x, Purpose.SAMPLE)
-        tokens = draw(context.warper(log_p), uniform[state.masked])
-        predicted = per_position(log_prob_of(log_p, tokens).exp(), state.masked)
-        probability = torch.where(state.masked, predicted, state.probability)
+        tokens, predicted = draw_with_probability(context, answer, uniform[state.masked])
+        probability = torch.where(state.masked, per_position(predicted, state.masked), state.probability)
         editable = state.canvas.editable
         num_masked = editable.sum(dim=1) * (steps - num_rounds) // steps
         order = probability.masked_fill(~editable, torch.inf).argsort(dim=1, stable=True)

@@ -51,6 +51,7 @@ def _rows() -> tuple[Row, ...]:
     one, many = replace(texts, sequences=1), replace(texts, sequences=256)
     scored = replace(on_cpu, sequences=100)
     compiled = partial(OurSampling, compile=True)
+    after_prompt = partial(OurSampling, top_p=0.5, prompt=sampling_work.PROMPT)
     return (
         Row("train-base", OurTraining(base), HandWrittenTraining(base)),
         Row("train-spindle", OurTraining(spindle), OurTraining(base)),
@@ -69,6 +70,10 @@ def _rows() -> tuple[Row, ...]:
             Row(f"sample-cpu-{number}{name}", OurSampling(size, sampler, top_p=0.5), DecoderSampling(size))
             for name, sampler in (("", "exact"), ("-bounded", "entropy-bounded:epsilon=0.1"))
             for number, size in ((number, replace(on_cpu, sequences=number)) for number in (1, 32, 100))
+        ),
+        *(
+            Row(f"sample-cpu-{number}-entropy", after_prompt(size, "entropy"), after_prompt(size, "exact"))
+            for number, size in ((number, replace(on_cpu, sequences=number, length=22)) for number in (1, 32))
         ),
         Row(
             "sample-cpu-32-float32",

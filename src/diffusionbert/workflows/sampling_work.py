@@ -105,12 +105,14 @@ class OurSampling(TextWork):
     top_p: float | None = None
     steps: int = 128
     compile: bool = False
+    prompt: str = ""
+    """A text to continue; the length is then that of the continuation."""
 
     def describe(self) -> str:
         kept = "" if self.top_k is None else f", top-k {self.top_k}"
         kept += "" if self.top_p is None else f", top-p {self.top_p}"
         name = "" if self.texts.size is None else f", {self.schedule}"
-        how = ", compiled" if self.compile else ""
+        how = (", compiled" if self.compile else "") + (", after a prompt" if self.prompt else "")
         return f"{self.texts.describe()}{name}, {self.sampler}{kept}, {self.steps} steps{how}"
 
     def program(self, machine: Machine) -> Program:
@@ -122,9 +124,9 @@ class OurSampling(TextWork):
         def step() -> Amount:
             nonlocal seed
             seed += 1
-            task = Task(texts.sequences, texts.length, seed=seed)
-            calls = sum(text.calls for text in generate(engine, task, request))
-            flops = _flops(engine.network.backbone, calls * (texts.length + 2), texts.num_tokens)
+            task = Task(texts.sequences, prompt=self.prompt, max_new_tokens=texts.length, seed=seed)
+            num_positions = sum(text.calls * (text.length + 2) for text in generate(engine, task, request))
+            flops = _flops(engine.network.backbone, num_positions, texts.num_tokens)
             return Amount(texts.num_tokens, flops)
 
         return Program(step, _bytes(engine.network.backbone), warm_ups=3)
@@ -233,3 +235,4 @@ def _bytes(backbone: PreTrainedModel) -> int:
 
 BASE = Texts(32)
 CPU = replace(BASE, length=24, size=None)
+PROMPT = "the king was born in"
