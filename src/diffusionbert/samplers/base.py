@@ -127,8 +127,8 @@ class Query:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether the positions are those of the mask, one after the other."""
-        return bool((self.positions.diff() > 0).all())
+        """Whether the positions are known to be those of the mask, in its order; a GPU is not asked."""
+        return not self.positions.is_cuda and bool((self.positions.diff() > 0).all())
 
     @cached_property
     def number(self) -> TargetIndices:
