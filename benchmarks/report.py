@@ -284,10 +284,10 @@ def _costs(source: Path, output: Path) -> None:
     for path in sorted(source.glob("*/seconds/*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         minutes, tokens = record["seconds"] / record["workers"] / 60, record.get("tokens")
-        hashes = (f"`{str(record.get(name) or '–')[:12]}`" for name in ("code", "data", "weights"))
+        hashes = (f"`{str(record.get(name) or '–')[:12]}`" for name in ("code", "data", "start", "weights"))
         millions = "–" if tokens is None else f"{tokens / 1e6:.1f}M"
         rows.append((f"`{path.parts[-3]}/{path.stem}`", *hashes, f"{minutes:.2f}", millions))
-    _write(output / "costs.md", ("row", "code", "data", "weights", "GPU minutes", "tokens"), rows, texts=4)
+    _write(output / "costs.md", ("row", "code", "data", "start", "weights", "GPU minutes", "tokens"), rows, texts=5)
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@
 `TEXT` is a folder with news.train-*.txt.xz, news.valid, news.test, wiki.train-*, wiki.valid and lm1b.heldout. `run`
 runs the remaining rows, each with its own log (GROUP/logs), in several processes; rows of one process share its imports
 and its compiled code. It starts nothing that would not finish in time. A stopped row is resumed, and existing
-evaluations are kept. On another machine, kept rows (`--kept`) are not run again; the only weights needed there are
-those of `starts`, which are stored in files of at most 15 MB. `second_edition_rows.py` defines the rows.
+evaluations are kept. On another machine, kept rows (`--kept`) are not run again, except networks that others start
+from: copy their model folders (in files of at most 15 MB), or let them be trained once more. `second_edition_rows.py`
+defines the rows.
 """
 
 from __future__ import annotations
@@ -67,8 +68,7 @@ def plan(only: tuple[str, ...] = (), size: str = "full") -> None:
     for group in (*dict.fromkeys(row.group for row in chosen), "together"):
         own = [row for row in chosen if group in (row.group, "together")]
         minutes = sum(row.seconds(SIZES[size]) for row in own) / 60
-        print(f"{group:<14} {len(own):>3} rows {minutes:7.1f} GPU minutes", end="")
-        print(f"; {STARTING * len(own) / 60:5.1f} of starting, side by side")
+        print(f"{group:<14} {len(own):>3} rows {minutes:7.1f} GPU minutes")
 
 
 # ---- one row --------------------------------------------------------------------------------------------------------
@@ -95,8 +95,7 @@ class Work:
     def is_ready(self, row: Row) -> bool:
         """Whether the texts and models that a row uses exist; they may arrive while other rows run."""
         texts = f"{row.text}.train", f"{row.text}.valid", *(one.text for one in row.evaluations)
-        has_models = all((self.run_folder(key) / "model").is_dir() for key in row.models)
-        return has_models and all(any(self.text.glob(f"{name}*.txt*")) for name in texts)
+        return all(map(self.has_model, row.models)) and all(any(self.text.glob(f"{name}*.txt*")) for name in texts)
 
     def run_folder(self, key: str) -> Path:
         group, name = key.split("/")
@@ -107,8 +106,14 @@ class Work:
         return self.output / row.group / "seconds" / f"{row.name}.json"
 
     def is_done(self, row: Row) -> bool:
-        is_kept = self.kept is not None and (self.kept / self.record(row).relative_to(self.output)).exists()
-        return is_kept or self.record(row).exists()
+        return self.record(row).exists()
+
+    def is_kept(self, row: Row) -> bool:
+        """Whether a row was done elsewhere; its model is not here then."""
+        return self.kept is not None and (self.kept / self.record(row).relative_to(self.output)).exists()
+
+    def has_model(self, key: str) -> bool:
+        return (self.run_folder(key) / "model").is_dir()
 
     def evaluation(self, row: Row, one: Evaluation) -> Path:
         group, name = one.place.format(group=row.group, name=row.name).split("/")
@@ -234,9 +239,11 @@ class Work:
         write_json(file, {"nats_per_token": nats, "tokens": len(own)})
 
     def do(self, row: Row, workers: int) -> None:
-        """Trains and evaluates a row, and records how long that took and what it was made from."""
+        """Trains and evaluates a row, and records how long that took and what it was made from, the first time."""
         started, folder = time.monotonic(), self.trained(row)
         self.evaluate(row)
+        if self.is_done(row):
+            return
         record = {
             "seconds": time.monotonic() - started,
             "workers": workers,
@@ -244,6 +251,7 @@ class Work:
             "code": code_version().sha256,
             "data": read_json(RunFolder(folder).start / "data.json")["training"],
             "weights": Weights.of(RunFolder(folder).model).sha256,
+            "start": row.start and Weights.of(RunFolder(self.run_folder(row.start)).model).sha256,
         }
         self.record(row).parent.mkdir(parents=True, exist_ok=True)
         write_json(self.record(row), record)
@@ -296,13 +304,11 @@ def run(
         minutes: When to stop. A row that would not finish by then is not started.
         only: Groups of rows, or single ones as group/name; all by default.
         size: full, or tiny for tests.
-        kept: The kept rows that were run elsewhere.
+        kept: The kept rows that were run elsewhere; of these, only networks to start from are trained again.
         compile: Compile networks; a process compiles each kind of network once.
     """
     work, started = Work(output, text, SIZES[size], kept, compile), time.monotonic()
-    finished = {one.key for one in rows() if work.is_done(one)}
-    wanted = [one for one in rows() if not only or {one.group, one.key} & {*only}]
-    waiting = [one for one in wanted if one.key not in finished]
+    finished, waiting = _planned(work, only)
     running: list[Worker] = []
     is_late = False
     while True:
@@ -338,6 +344,18 @@ def run(
         worker.process.communicate()  # without further rows it ends
     if waiting:
         print(f"not started: {', '.join(one.key for one in waiting)}", flush=True)
+
+
+def _planned(work: Work, only: tuple[str, ...]) -> tuple[set[str], list[Row]]:
+    """The rows that are finished, and those to run: what is wanted, and networks it needs that are elsewhere."""
+    finished = {one.key for one in rows() if work.is_done(one) or work.is_kept(one)}
+    wanted = {one.key for one in rows() if not only or {one.group, one.key} & {*only}} - finished
+    for one in reversed(rows()):  # a start may need another one
+        if one.key in wanted:
+            missing = {key for key in one.models if not work.has_model(key)}
+            finished -= missing
+            wanted |= missing
+    return finished, [one for one in rows() if one.key in wanted]
 
 
 def _fits(one: Row, size: Size, workers: int, left: float) -> bool:

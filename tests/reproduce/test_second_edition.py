@@ -156,8 +156,12 @@ def test_the_best_rate_of_the_search_is_used_also_if_only_its_log_was_kept(work,
     keep(work.output, tmp_path / "kept")
     elsewhere = replace(work, output=tmp_path / "elsewhere", kept=tmp_path / "kept")
     assert elsewhere.best(row.search).rate == min(last, key=last.get)
-    assert elsewhere.is_done(row)
-    assert not elsewhere.is_done(ROWS["seed0/d3pm-spindle"])
+    assert elsewhere.is_kept(row)
+    assert not elsewhere.is_kept(ROWS["seed0/d3pm-spindle"])
+    finished, waiting = second_edition._planned(elsewhere, ("seed0/diffusionbert", "seed0/diffusionbert-pte"))
+    assert row.key in finished
+    # Its start was trained elsewhere, and is not here.
+    assert [one.key for one in waiting] == ["starts/masked-wiki-modern", "seed0/diffusionbert-pte"]
 
 
 @pytest.mark.slow
@@ -182,8 +186,10 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     keep(work.output, tmp_path / "kept")
     report(tmp_path / "kept", tmp_path / "tables")
     written = {path.name for path in (tmp_path / "tables").iterdir()}
-    pages = {f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "spindle", "frontier")}
-    assert pages | {"curve.png", "frontier.png"} <= written
+    pages = {
+        f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "rows", "orders", "spindle", "totals")
+    }
+    assert pages | {"all-frontier.md", "curve.png", "frontier.png"} <= written
     [curve] = read_json(tmp_path / "tables" / "curve-points.json")
     assert (curve["name"], len(curve["tokens"])) == ("D3PM", 1)
     main = (tmp_path / "tables" / "main.md").read_text(encoding="utf-8")
@@ -192,7 +198,10 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     [claim] = [one for one in read_json(tmp_path / "tables" / "claims.json") if one["claim"].endswith("TAD beats PTE")]
     assert claim["noise"] == "shared"
     costs = (tmp_path / "tables" / "costs.md").read_text(encoding="utf-8").splitlines()[2:]
-    assert all("`–`" not in line for line in costs)  # every row has hashes of code, data and weights
+    # Every row has hashes of code, data and weights, and of what it started from.
+    assert {line.split(" | ")[0]: line.count("`–`") for line in costs} == {
+        f"| `{row.key}`": int(row.start is None) for row in rows() if work.is_done(row)
+    }
 
 
 @pytest.mark.slow
