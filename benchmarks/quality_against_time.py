@@ -62,20 +62,20 @@ def at_equal_entropy(rows: list[dict[str, Any]], entropy: float) -> tuple[float,
     return value, low, high
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> float:
-    """Draws quality against time, at the entropy of the exact sampler with top-p 0.5; returns that entropy."""
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws quality against time, at the entropy of the exact sampler with top-p 0.5."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     entropy = next(row["entropy"] for row in rows if (row["sampler"], row["top_p"]) == ("exact", 0.5))
-    figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
-    for name in CHOSEN:
+    figure, axis = plt.subplots(figsize=(7.2, 4), layout="constrained")
+    colors = plt.get_cmap("tab20").colors
+    for number, name in enumerate(CHOSEN):
         own = [row for row in rows if row["sampler"] == name]
         if own and (found := at_equal_entropy(own, entropy)):
             seconds, (value, low, high) = float(np.median([row["seconds"] for row in own])), found
-            style = {"fmt": "s" if name == CAUSAL else "o", "capsize": 3}
-            axis.errorbar(1000 * seconds, value, [[value - low], [high - value]], **style)
-            axis.annotate(name, (1000 * seconds, value), (5, 4), textcoords="offset points", fontsize=7.5)
+            style = {"color": "black", "fmt": "s"} if name == CAUSAL else {"color": colors[number], "fmt": "o"}
+            axis.errorbar(1000 * seconds, value, [[value - low], [high - value]], capsize=3, label=name, **style)
             print(f"{name:20} {1000 * seconds:7.1f} ms  {value:6.1f} [{low:.1f}, {high:.1f}]")
     axis.set(xscale="log", yscale="log", xlabel="CPU time per text of 24 tokens, milliseconds")
     axis.set_ylabel(f"judge perplexity at an entropy of {entropy:.2f} nats")
@@ -83,10 +83,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> float:
         one.set_major_locator(LogLocator(subs=(1, 2, 5)))
         one.set_major_formatter(StrMethodFormatter("{x:g}"))
         one.set_minor_formatter(NullFormatter())
-    axis.margins(x=0.15)
     axis.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=120)
-    return float(entropy)
 
 
 def main() -> None:

@@ -48,9 +48,10 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
         _main_rows(kept, output)
         _orders(kept, output)
         _spindle(kept, output)
-        _curve_table(kept, output)
         _conventions(kept, output)
-        _curve(kept, output)
+        for group in ("curve", "curve-plain"):
+            _curve_table(kept, output, group)
+            _curve(kept, output, group)
         _frontier(kept, output)
         _costs(source, output)
     for page in pages:
@@ -65,7 +66,7 @@ def with_tables(page: str, tables: Path) -> str:
         inner = table.read_text(encoding="utf-8") if table.exists() else ""
         return f"<!-- {found[1]} -->\n{inner}<!-- end of {found[1]} -->"
 
-    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end of \1 -->", filled, page, flags=re.DOTALL)
+    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end of \1 -->", filled, page, flags=re.DOTALL)
 
 
 def _write(path: Path, heading: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> None:
@@ -194,19 +195,17 @@ def _spindle(kept: Kept, output: Path) -> None:
     _write(output / "spindle.md", ("row", "strict bound", "the paper's quantity (pseudo)"), rows)
 
 
-def _curve_table(kept: Kept, output: Path) -> None:
+def _curve_table(kept: Kept, output: Path, group: str) -> None:
     """Perplexities over total tokens, and the ratio of DiffusionBERT to D3PM at each."""
-    shares = sorted({float(name.rpartition("-")[2]) for name in kept.names("curve") if not _is_other_text(name)})
+    shares = sorted({float(name.rpartition("-")[2]) for name in kept.names(group) if not _is_other_text(name)})
     rows = []
     for share in shares:
-        found = {
-            prefix: f"{prefix}-{share:g}" for prefix in CURVES.values() if kept.has("curve", f"{prefix}-{share:g}")
-        }
-        results = {prefix: kept.result("curve", name) for prefix, name in found.items()}
+        found = {prefix: (_curve_group(group, prefix), f"{prefix}-{share:g}") for prefix in CURVES.values()}
+        results = {prefix: kept.result(*at) for prefix, at in found.items() if kept.has(*at)}
         tokens = [point[0] for result in results.values() if (point := _point(result)) is not None]
         ratios = []
         for prefix in ("other-text", "same-text"):
-            own = difference(kept, Claim("", "", f"{prefix}-{share:g}", f"d3pm-{share:g}", groups=("curve",)))
+            own = difference(kept, Claim("", "", f"{prefix}-{share:g}", f"d3pm-{share:g}", groups=(group,)))
             low, high = (0.0, 0.0) if own is None else own.interval
             ratios.append("–" if own is None else f"{1 + own.change:.2f} [{1 + low:.2f}, {1 + high:.2f}]")
         cells = [
@@ -215,7 +214,7 @@ def _curve_table(kept: Kept, output: Path) -> None:
         ]
         rows.append((f"{np.median(tokens) / 1e6:.1f}M", *cells, *ratios))
     heading = "tokens in all", *CURVES, "another text : D3PM", "same text : D3PM"
-    _write(output / "totals.md", heading, rows, texts=0)
+    _write(output / f"{group}.md", heading, rows, texts=0)
 
 
 def _conventions(kept: Kept, output: Path) -> None:
@@ -254,7 +253,7 @@ def _main_table(kept: Kept, output: Path) -> None:
     _compared(kept, "seed0", [name for name in kept.names("seed0") if _is_other_text(name)], output / "lm1b")
 
 
-GROUPS = "spindle", "orders", "peers", "bert", "noise", "diffusion-lm", "curve", "frontier"
+GROUPS = "spindle", "orders", "peers", "bert", "noise", "diffusion-lm", "curve", "curve-plain", "frontier"
 """Groups of rows with tables of their own."""
 
 
@@ -301,18 +300,24 @@ CURVES = {
 """The systems of the curve, and the beginning of their rows' names."""
 
 
-def _curve(kept: Kept, output: Path) -> None:
+def _curve_group(group: str, prefix: str) -> str:
+    """The group of a system's rows: a causal network has no hybrid term."""
+    return "curve" if prefix == "causal" else group
+
+
+def _curve(kept: Kept, output: Path, group: str) -> None:
     """Figure 1: nats against total tokens."""
     curves = []
     for title, prefix in CURVES.items():
-        names = [name for name in kept.names("curve") if re.fullmatch(rf"{prefix}-[\d.]+", name)]
-        points = sorted(point for name in names if (point := _point(kept.result("curve", name))) is not None)
+        own = _curve_group(group, prefix)
+        names = [name for name in kept.names(own) if re.fullmatch(rf"{prefix}-[\d.]+", name)]
+        points = sorted(point for name in names if (point := _point(kept.result(own, name))) is not None)
         if points:
             tokens, nats, intervals, kinds = zip(*points, strict=True)
             curves.append(figures.TokenCurve(title, tokens, nats, kinds[0], intervals))
     if curves:
-        write_json(output / "curve-points.json", [asdict(one) for one in curves])
-        figures.token_curves(curves, output / "curve.png")
+        write_json(output / f"{group}-points.json", [asdict(one) for one in curves])
+        figures.token_curves(curves, output / f"{group}.png")
 
 
 def _point(result: EvaluationResult) -> tuple[int, float, tuple[float, float], str] | None:

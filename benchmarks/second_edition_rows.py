@@ -237,8 +237,8 @@ def main_rows(seed: int) -> list[Row]:
         row("diffusionbert-bell", None, *orders(), _precise("spindle/lambda-0-bell")),
         row("d3pm", None, *frontier()),
         row("d3pm", "d3pm-lte-random", time=TimeEmbedding.LAYERS_RANDOM),
-        row("d3pm-tad", None, *orders()),
-        row("d3pm-tad", "d3pm-tad-plain", Evaluation("curve/d3pm-1"), objective=plain),
+        row("d3pm-tad", None, *orders(), Evaluation("curve/d3pm-1")),
+        row("d3pm-tad", "d3pm-tad-plain", Evaluation("curve-plain/d3pm-1"), objective=plain),
         row("d3pm-spindle"),
         row("decoder", None, *frontier(steps=()), Evaluation("curve/causal-1")),
         row("decoder-pretrained", None, *frontier(steps=())),
@@ -298,14 +298,17 @@ CURVE = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 
 
 def curve() -> Iterator[Row]:
-    """The bound against total tokens, half of them pretraining if there is any; each total has its own schedules."""
+    """The bound against total tokens, half of them pretraining if there is any; each total has its own schedules.
+
+    All have the hybrid term, as in the papers, and the shorter ones also go without it (`curve-plain`): it changes what
+    is gained by pretraining.
+    """
     own = (PLAIN, replace(LM1B, draws=16, conventions=False))
     for share in CURVE:
         group = "curve-long" if share > 2 else "curve"
-        place = tuple(replace(one, place=one.place.replace("{group}", "curve")) for one in own)
         if share != 1:  # it is among the main rows
-            yield _row(group, "d3pm-tad", f"d3pm-{share:g}", *place, share=share, objective=(("hybrid", 0.0),))
-            yield _row(group, "decoder", f"causal-{share:g}", *place, share=share)
+            yield _row(group, "decoder", f"causal-{share:g}", *_placed("curve", own), share=share)
+        starts_of = list[tuple[str, str]]()
         for text, name in (("wiki", "other-text"), ("news", "same-text")):
             start = Row(
                 group, f"masked-{text}-{share / 2:g}", MASKED, text=text, share=share / 2, rate=1e-3, training=FILES
@@ -313,7 +316,18 @@ def curve() -> Iterator[Row]:
             same = next((row for row in starts() if replace(row, group=group, name=start.name) == start), start)
             if same is start:
                 yield start
-            yield _row(group, "diffusionbert", f"{name}-{share:g}", *place, start=same.key, share=share / 2)
+            starts_of.append((name, same.key))
+        for kind, term in (("curve", 0.01), ("curve-plain", 0.0))[: 1 if share > 2 else 2]:
+            at, changes = group if kind == "curve" else kind, {"objective": (("hybrid", term),)}
+            if share != 1:
+                yield _row(at, "d3pm-tad", f"d3pm-{share:g}", *_placed(kind, own), share=share, **changes)
+            for name, start_of in starts_of:
+                changed = {"start": start_of, "share": share / 2, **changes}
+                yield _row(at, "diffusionbert", f"{name}-{share:g}", *_placed(kind, own), **changed)
+
+
+def _placed(group: str, evaluations: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
+    return tuple(replace(one, place=one.place.replace("{group}", group)) for one in evaluations)
 
 
 def spindle() -> Iterator[Row]:

@@ -67,15 +67,20 @@ def test_the_curve_counts_pretraining_and_spans_a_factor_of_30():
     def total(row: Row) -> int:
         return row.tokens(size) + (0 if row.start is None else total(ROWS[row.start]))
 
-    points = {}
+    points, terms = {}, {}
     for row in rows():
         for place in places(row):
             group, _, name = place.partition("/")
-            if group == "curve" and not name.endswith("-lm1b"):
-                points.setdefault(name.rpartition("-")[0], set()).add(total(row))
-    assert points.keys() == {"d3pm", "causal", "other-text", "same-text"}
-    assert all(own == {round(share * size.tokens) for share in CURVE} for own in points.values())
+            if group in ("curve", "curve-plain") and not name.endswith("-lm1b"):
+                points.setdefault((group, name.rpartition("-")[0]), set()).add(total(row))
+                own = dict(row.objective).get("hybrid", getattr(SYSTEMS[row.system].objective, "hybrid", None))
+                terms.setdefault(group, set()).add(own)
+    systems = {"d3pm", "other-text", "same-text"}
+    assert points.keys() == {("curve", "causal"), *((group, one) for group in terms for one in systems)}
+    shares = {"curve": CURVE, "curve-plain": [share for share in CURVE if share <= 2]}
+    assert all(own == {round(share * size.tokens) for share in shares[group]} for (group, _), own in points.items())
     assert max(CURVE) >= 30 * min(CURVE)
+    assert terms == {"curve": {0.01, None}, "curve-plain": {0.0}}  # a causal network has no such term
 
 
 def test_the_plan_stays_within_its_budget(capsys):
