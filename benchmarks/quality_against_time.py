@@ -51,15 +51,14 @@ def measured(model: diffusionbert.Model, judge: Any, settings: dict[str, Any]) -
     return {"seconds": seconds, **figures, "texts": texts[:5]}
 
 
-def at_equal_entropy(rows: list[dict[str, Any]], entropy: float) -> tuple[float, float, float] | None:
-    """The perplexity, with its interval, between the rows of a sampler; None if they do not reach this entropy."""
+def at_equal_entropy(rows: list[dict[str, Any]], entropy: float) -> list[float] | None:
+    """Seconds, perplexity and its interval between the rows of a sampler; None if they do not reach this entropy."""
     line = sorted(rows, key=lambda row: row["entropy"])
     x = [row["entropy"] for row in line]
     if not x[0] <= entropy <= x[-1]:
         return None
-    logs = np.log([[row["perplexity"], *row["ci95"]] for row in line]).T
-    value, low, high = (math.exp(np.interp(entropy, x, own)) for own in logs)
-    return value, low, high
+    logs = np.log([[row["seconds"], row["perplexity"], *row["ci95"]] for row in line]).T
+    return [math.exp(np.interp(entropy, x, own)) for own in logs]
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -73,7 +72,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for number, name in enumerate(CHOSEN):
         own = [row for row in rows if row["sampler"] == name]
         if own and (found := at_equal_entropy(own, entropy)):
-            seconds, (value, low, high) = float(np.median([row["seconds"] for row in own])), found
+            seconds, value, low, high = found
             style = {"color": "black", "fmt": "s"} if name == CAUSAL else {"color": colors[number], "fmt": "o"}
             axis.errorbar(1000 * seconds, value, [[value - low], [high - value]], capsize=3, label=name, **style)
             print(f"{name:20} {1000 * seconds:7.1f} ms  {value:6.1f} [{low:.1f}, {high:.1f}]")
