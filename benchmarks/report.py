@@ -51,6 +51,7 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
         _conventions(kept, output)
         for group in ("curve", "curve-plain"):
             _curve_table(kept, output, group)
+            _curve_table(kept, output, group, "-lm1b")
             _curve(kept, output, group)
         _frontier(kept, output)
         _costs(source, output)
@@ -184,37 +185,46 @@ def _orders(kept: Kept, output: Path) -> None:
     _write(output / "orders.md", heading, rows)
 
 
+SPINDLE = {"lambda-0": "diffusionbert", "lambda-0-bell": "diffusionbert-bell", "lambda-0.3": "diffusionbert-spindle"}
+"""Main rows among the rows on the spindle's strength."""
+
+
 def _spindle(kept: Kept, output: Path) -> None:
     """The spindle's strength, and each quantity on models that were trained on either."""
     rows = []
     for name in [name for name in kept.names("spindle") if not _is_other_text(name)]:
-        result = kept.result("spindle", name)
-        value, own = _perplexity(result, "continuous", "grid"), result.primary
+        result, main = kept.result("spindle", name), SPINDLE.get(name, "")
+        own = result.primary
         is_bound = own is not None and own.kind.value == "bound"
-        rows.append((f"`{name}`", value if is_bound else "–", "–" if is_bound else value))
-    _write(output / "spindle.md", ("row", "strict bound", "the paper's quantity (pseudo)"), rows)
+        steps = _perplexity(kept.result("seed0", main) if kept.has("seed0", main) else result, "grid")
+        cells = (_perplexity(result, "continuous"), steps, "–") if is_bound else ("–", "–", _perplexity(result, "grid"))
+        rows.append((f"`{name}`", *cells))
+    heading = "row", "bound, continuous time, 512 draws", "bound, T = 512, 64 draws", "the paper's quantity, T = 512"
+    _write(output / "spindle.md", heading, rows)
 
 
-def _curve_table(kept: Kept, output: Path, group: str) -> None:
-    """Perplexities over total tokens, and the ratio of DiffusionBERT to D3PM at each."""
+def _curve_table(kept: Kept, output: Path, group: str, text: str = "") -> None:
+    """Perplexities over total tokens, and the ratio of DiffusionBERT to D3PM at each, on news or another text."""
     shares = sorted({float(name.rpartition("-")[2]) for name in kept.names(group) if not _is_other_text(name)})
     rows = []
     for share in shares:
-        found = {prefix: (_curve_group(group, prefix), f"{prefix}-{share:g}") for prefix in CURVES.values()}
+        found = {prefix: (_curve_group(group, prefix), f"{prefix}-{share:g}{text}") for prefix in CURVES.values()}
         results = {prefix: kept.result(*at) for prefix, at in found.items() if kept.has(*at)}
         tokens = [point[0] for result in results.values() if (point := _point(result)) is not None]
         ratios = []
         for prefix in ("other-text", "same-text"):
-            own = difference(kept, Claim("", "", f"{prefix}-{share:g}", f"d3pm-{share:g}", groups=(group,)))
+            names = f"{prefix}-{share:g}{text}", f"d3pm-{share:g}{text}"
+            own = difference(kept, Claim("", "", *names, groups=(group,)))
             low, high = (0.0, 0.0) if own is None else own.interval
             ratios.append("–" if own is None else f"{1 + own.change:.2f} [{1 + low:.2f}, {1 + high:.2f}]")
         cells = [
             _perplexity(results[prefix], "grid", *results[prefix].likelihoods) if prefix in results else "–"
             for prefix in CURVES.values()
         ]
-        rows.append((f"{np.median(tokens) / 1e6:.1f}M", *cells, *ratios))
-    heading = "tokens in all", *CURVES, "another text : D3PM", "same text : D3PM"
-    _write(output / f"{group}.md", heading, rows, texts=0)
+        if tokens:
+            rows.append((f"{np.median(tokens) / 1e6:.1f}M", *cells, *ratios))
+    heading = "total tokens", *CURVES, "another text : D3PM", "same text : D3PM"
+    _write(output / f"{group}{text}.md", heading, rows, texts=0)
 
 
 def _conventions(kept: Kept, output: Path) -> None:

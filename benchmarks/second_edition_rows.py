@@ -165,7 +165,7 @@ class Row:
 
 
 JUDGE = "starts/causal-wiki-modern"
-"""The row whose model judges samples; it has seen none of the text that the others were trained on."""
+"""The row whose model judges samples: it has seen no news, but the text that other rows were pretrained on."""
 PLAIN = Evaluation()
 SAMPLED = Evaluation(share=1.0)
 LM1B = Evaluation("{group}/{name}-lm1b", "lm1b.heldout", draws=32, conventions=True)
