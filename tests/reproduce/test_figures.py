@@ -88,7 +88,7 @@ TEXTS = {
     ],
     "forest": ["change of perplexity, %", "pretraining", "spindle", "bell", "ours, 95 %", "paper"],
     "frontiers": [
-        *("entropy of a sample's words, nats", "(lower: more repetitive)", "judge's perplexity", "over steps"),
+        *("entropy of the words of all samples, nats", "(lower: less varied)", "judge's perplexity", "over steps"),
         *("DiffusionBERT", "D3PM", "real sentences", "2", "512", "100"),
     ],
     "convergence": [

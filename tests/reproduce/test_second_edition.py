@@ -191,9 +191,7 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     keep(work.output, tmp_path / "kept")
     report(tmp_path / "kept", tmp_path / "tables")
     written = {path.name for path in (tmp_path / "tables").iterdir()}
-    pages = {
-        f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "rows", "orders", "spindle", "totals")
-    }
+    pages = {f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "rows", "spindle", "curve")}
     assert pages | {"all-frontier.md", "curve.png", "frontier.png"} <= written
     [curve] = read_json(tmp_path / "tables" / "curve-points.json")
     assert (curve["name"], len(curve["tokens"])) == ("D3PM", 1)
