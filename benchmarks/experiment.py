@@ -15,6 +15,7 @@ import torch
 import tyro
 
 from diffusionbert.storage.files import load_tensors, read_json, save_tensors, write_json
+from diffusionbert.training.model_folder import BUNDLED
 
 Folder = tyro.conf.Positional[Path]
 
@@ -34,7 +35,9 @@ def keep(source: Folder, target: Folder) -> None:
         for path in source.glob(f"*/{name}"):
             copy = target / str(path.relative_to(source)).replace("/runs/", "/trained/")
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+            # Where the package lies on a machine is not a setting.
+            content = path.read_text(encoding="utf-8").replace(str(BUNDLED), "src/diffusionbert/bundled")
+            copy.write_text(content, encoding="utf-8")
     for path in source.glob("*/evaluations/*/evaluation.json"):
         copy, report = target / path.parent.relative_to(source), read_json(path)
         copy.mkdir(parents=True, exist_ok=True)

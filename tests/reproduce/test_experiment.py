@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from diffusionbert.storage.files import load_tensors, read_json
+from diffusionbert.training.model_folder import BUNDLED
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "results"
@@ -37,7 +38,9 @@ def test_logs_are_kept_without_weights(tmp_path):
     run = tmp_path / "experiment" / "seed0" / "runs" / "d3pm"
     (run / "model").mkdir(parents=True)
     for name in ("run.json", "log.jsonl", "model/model.safetensors"):
-        (run / name).write_text("{}")
+        (run / name).write_text(f'{{"vocabulary": "{BUNDLED}"}}')
     keep(tmp_path / "experiment", tmp_path / "kept")
     found = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*") if path.is_file()}
     assert found == {"seed0/trained/d3pm/run.json", "seed0/trained/d3pm/log.jsonl"}
+    kept = read_json(tmp_path / "kept" / "seed0" / "trained" / "d3pm" / "run.json")
+    assert kept == {"vocabulary": "src/diffusionbert/bundled"}  # not where the package is on this machine
