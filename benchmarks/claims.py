@@ -385,7 +385,7 @@ def claims_markdown(rows: list[dict[str, Any]]) -> str:
         interval = f"[{percent(low)}, {percent(high)}]"
         own = row["p_value"]
         is_least = own is not None and row["seeds"] == 1 and own <= LEAST_P
-        p_value = "–" if own is None else "≤ 0.001" if is_least else p_text(own)
+        p_value = "–" if own is None else f"≤ {LEAST_P}" if is_least else p_text(own)
         cells = number, row["claim"], row["where"], row["ours"], interval, percent(row["paper"]), p_value
         shown = " | ".join(map(str, (*cells, row["seeds"], row["noise"], f"**{row['verdict']}**")))
         lines.append(f"| {shown} |")

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from sampling_frontier import FEW, SAMPLERS
+from sampling_frontier import FEW, SAMPLERS, at_entropy
 
 import diffusionbert
 from diffusionbert.evaluation.judges import load_judge
@@ -51,16 +49,6 @@ def measured(model: diffusionbert.Model, judge: Any, settings: dict[str, Any]) -
     return {"seconds": seconds, **figures, "texts": texts[:5]}
 
 
-def at_equal_entropy(rows: list[dict[str, Any]], entropy: float) -> list[float] | None:
-    """Seconds, perplexity and its interval between the rows of a sampler; None if they do not reach this entropy."""
-    line = sorted(rows, key=lambda row: row["entropy"])
-    x = [row["entropy"] for row in line]
-    if not x[0] <= entropy <= x[-1]:
-        return None
-    logs = np.log([[row["seconds"], row["perplexity"], *row["ci95"]] for row in line]).T
-    return [math.exp(np.interp(entropy, x, own)) for own in logs]
-
-
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draws quality against time, at the entropy of the exact sampler with top-p 0.5."""
     import matplotlib.pyplot as plt
@@ -71,7 +59,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     colors = plt.get_cmap("tab20").colors
     for number, name in enumerate(CHOSEN):
         own = [row for row in rows if row["sampler"] == name]
-        if own and (found := at_equal_entropy(own, entropy)):
+        columns = zip(*((row["seconds"], row["perplexity"], *row["ci95"]) for row in own), strict=True)
+        if own and (found := at_entropy(entropy, [row["entropy"] for row in own], *columns)):
             seconds, value, low, high = found
             style = {"color": "black", "fmt": "s"} if name == CAUSAL else {"color": colors[number], "fmt": "o"}
             axis.errorbar(1000 * seconds, value, [[value - low], [high - value]], capsize=3, label=name, **style)

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import tyro
 from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference
+from sampling_frontier import at_entropy
 from second_edition_rows import ORDERS
 
 from diffusionbert.evaluation.compare import compare
@@ -176,10 +177,8 @@ def _orders(kept: Kept, output: Path) -> None:
     """The bound next to exact likelihoods in fixed orders of unmasking, and what its looseness can explain."""
     rows = []
     for name in [name for name in kept.names("orders") if kept.has("orders", f"{name}-left-to-right")]:
-        exact = {
-            order: kept.result("orders", f"{name}-{order}") for order in ORDERS if kept.has("orders", f"{name}-{order}")
-        }
-        cells = [_perplexity(exact[order], order) if order in exact else "–" for order in ORDERS]
+        exact = {order: ("orders", f"{name}-{order}") for order in ORDERS}
+        cells = [_perplexity(kept.result(*at), order) if kept.has(*at) else "–" for order, at in exact.items()]
         rows.append((f"`{name}`", _perplexity(kept.result("orders", name), "continuous"), *cells))
     heading = "row", "bound", "left to right", "most confident first", "lowest entropy first"
     _write(output / "orders.md", heading, rows)
@@ -378,12 +377,9 @@ def _at_equal_entropy(lines: Sequence[figures.Frontier], real: figures.Frontier,
     """The judge's perplexity where samples are as varied as real sentences, between two temperatures."""
     rows = []
     for one in lines:
-        order = np.argsort(one.entropy)
-        entropy = np.array(one.entropy)[order]
-        if entropy[0] <= real.entropy[0] <= entropy[-1]:
-            columns = one.perplexity, *zip(*one.intervals, strict=True)
-            logs = [np.log(np.array(column)[order]) for column in columns]
-            value, low, high = (np.exp(np.interp(real.entropy[0], entropy, own)) for own in logs)
+        columns = one.perplexity, *zip(*one.intervals, strict=True)
+        if found := at_entropy(real.entropy[0], one.entropy, *columns):
+            value, low, high = found
             rows.append((value, (one.name, f"{value:.0f} [{low:.0f}, {high:.0f}]")))
     rows.append((real.perplexity[0], (real.name, f"{real.perplexity[0]:.0f}")))
     heading = "system", f"judge's perplexity at an entropy of {real.entropy[0]:.2f}"

@@ -19,11 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import diffusionbert
@@ -161,6 +162,15 @@ def is_on_frontier(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
         one["perplexity"] < row["perplexity"] and one["entropy_of_all_words"] > row["entropy_of_all_words"]
         for one in same
     )
+
+
+def at_entropy(entropy: float, entropies: Sequence[float], *columns: Sequence[float]) -> list[float] | None:
+    """Columns of figures at an entropy between those measured, interpolated in logs; None if it is outside."""
+    order = np.argsort(entropies)
+    x = np.array(entropies)[order]
+    if not x[0] <= entropy <= x[-1]:
+        return None
+    return [float(np.exp(np.interp(entropy, x, np.log(np.array(column)[order])))) for column in columns]
 
 
 def line_of(row: dict[str, Any]) -> str:
