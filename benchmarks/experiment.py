@@ -23,7 +23,8 @@ Folder = tyro.conf.Positional[Path]
 def keep(source: Folder, target: Folder) -> None:
     """Copy settings, logs, scores in single precision and 20 samples per evaluation; `runs` becomes `trained`.
 
-    The part of an evaluation set that all systems share is stored once, in sentences/HASH.safetensors.
+    The part of an evaluation set that all systems share is stored once, in sentences/HASH.safetensors. A network that
+    was trained again elsewhere, for others to start from, is kept next to the first one, as NAME-again.
     """
     (target / "sentences").mkdir(parents=True, exist_ok=True)
     for name in (
@@ -33,7 +34,7 @@ def keep(source: Folder, target: Folder) -> None:
         "runs/*/log.jsonl",
     ):
         for path in source.glob(f"*/{name}"):
-            copy = target / str(path.relative_to(source)).replace("/runs/", "/trained/")
+            copy = _kept_as(path, source, target)
             copy.parent.mkdir(parents=True, exist_ok=True)
             # Where the package lies on a machine is not a setting.
             content = path.read_text(encoding="utf-8").replace(str(BUNDLED), "src/diffusionbert/bundled")
@@ -53,6 +54,24 @@ def keep(source: Folder, target: Folder) -> None:
         write_json(copy / "evaluation.json", report)
         samples = path.with_name("samples.txt").read_text(encoding="utf-8").splitlines(keepends=True)
         (copy / "samples.txt").write_text("".join(samples[:20]), encoding="utf-8")
+
+
+def _kept_as(path: Path, source: Path, target: Path) -> Path:
+    """Where a file of a row is kept: under the row's name, unless that is taken by a model with other weights."""
+    group, kind, *inner = path.relative_to(source).parts
+    if not inner:
+        return target / group / kind
+    row = Path(inner[0]).stem if kind == "seconds" else inner[0]
+    own, name = _weights(source / group / "seconds" / f"{row}.json"), row
+    while _weights(target / group / "seconds" / f"{name}.json") not in (None, own):
+        name += "-again"
+    folder = target / group / ("trained" if kind == "runs" else kind)
+    return folder / f"{name}.json" if kind == "seconds" else folder / name / inner[1]
+
+
+def _weights(record: Path) -> str | None:
+    """The hash of a row's weights; None if it has no record."""
+    return read_json(record)["weights"] if record.exists() else None
 
 
 def restore(kept: Path, sentences: Path, folder: Path) -> Path:

@@ -44,3 +44,18 @@ def test_logs_are_kept_without_weights(tmp_path):
     assert found == {"seed0/trained/d3pm/run.json", "seed0/trained/d3pm/log.jsonl"}
     kept = read_json(tmp_path / "kept" / "seed0" / "trained" / "d3pm" / "run.json")
     assert kept == {"vocabulary": "src/diffusionbert/bundled"}  # not where the package is on this machine
+
+
+def test_a_network_that_was_trained_again_is_kept_next_to_the_first(tmp_path):
+    source, target = tmp_path / "experiment", tmp_path / "kept"
+    run, record = source / "starts" / "runs" / "masked", source / "starts" / "seconds" / "masked.json"
+    for folder in (run, record.parent):
+        folder.mkdir(parents=True)
+    for weights in ("first", "second", "second", "first"):
+        (run / "log.jsonl").write_text(weights)
+        record.write_text(f'{{"weights": "{weights}"}}')
+        keep(source, target)
+    kept = {path.name: read_json(path)["weights"] for path in (target / "starts" / "seconds").iterdir()}
+    logs = {path.parent.name: path.read_text() for path in (target / "starts").rglob("log.jsonl")}
+    assert kept == {"masked.json": "first", "masked-again.json": "second"}
+    assert logs == {"masked": "first", "masked-again": "second"}
