@@ -73,13 +73,9 @@ CLAIMS = (
     Claim("– both without it", "table 2", "diffusionbert", "d3pm-tad-plain", paper=-0.371),
     Claim("– against D3PM with LTE", "table 2", "diffusionbert", "d3pm", paper=-0.043),
     Claim("– both with the hybrid term, on LM1B", "table 2", "diffusionbert-hybrid-lm1b", "d3pm-tad-lm1b"),
-    Claim(
-        "– at the same total number of tokens, 30M, both without it", "–", "other-text-1", "d3pm-1",
-        groups=("curve-plain",),
-    ),
     Claim("– at the same total number of tokens, 30M", "–", "other-text-1", "d3pm-1", groups=("curve",)),
-    Claim("– at the same total number of tokens, 240M", "–", "other-text-8", "d3pm-8", groups=("curve",)),
-    Claim("– at 240M, pretrained on the same text", "–", "same-text-8", "d3pm-8", groups=("curve",)),
+    Claim("– at the same total number of tokens, 242M", "–", "other-text-8", "d3pm-8", groups=("curve",)),
+    Claim("– at 242M, pretrained on the same text", "–", "same-text-8", "d3pm-8", groups=("curve",)),
     Claim("30 % of the budget matches all of it", "§4.5", "diffusionbert-30-percent", "diffusionbert", 0),
     Claim("30 % of the budget beats D3PM's full one", "figure 4", "diffusionbert-30-percent", "d3pm"),
     Claim("Pretrained, TAD beats PTE", "§4.3, table 2", "diffusionbert", "diffusionbert-pte", paper=-0.015),
@@ -162,10 +158,13 @@ def verdict(low: float, high: float, sign: int, size: float | None = None) -> st
 
 
 ELSEWHERE = {
-    "diffusion-lm": ("diffusion-lm", "longer"),
-    "diffusionbert-left-to-right": ("orders", "diffusionbert-left-to-right"),
+    ("seed0", "diffusion-lm"): ("diffusion-lm", "longer"),
+    ("seed0", "diffusionbert-left-to-right"): ("orders", "diffusionbert-left-to-right"),
+    ("curve", "d3pm-1-lm1b"): ("seed0", "d3pm-tad-lm1b"),
+    ("curve", "causal-1-lm1b"): ("seed0", "decoder-lm1b"),
+    ("curve-plain", "d3pm-1-lm1b"): ("seed0", "d3pm-tad-plain-lm1b"),
 }
-"""The location of rows with seed 0 that are not with the others."""
+"""The location of rows that are not with the others of their group."""
 
 
 class Kept:
@@ -186,10 +185,11 @@ class Kept:
         return self._loaded[key]
 
     def _path(self, group: str, name: str) -> Path:
-        own, other = (
-            self.source / at / "evaluations" / of for at, of in ((group, name), ELSEWHERE.get(name, ("", "")))
-        )
-        return other if group == "seed0" and name in ELSEWHERE and not own.exists() else own
+        own = self.source / group / "evaluations" / name
+        if own.exists() or (group, name) not in ELSEWHERE:
+            return own
+        at, of = ELSEWHERE[group, name]
+        return self.source / at / "evaluations" / of
 
     def names(self, group: str) -> list[str]:
         return sorted(path.parent.name for path in (self.source / group).glob("evaluations/*/evaluation.json"))

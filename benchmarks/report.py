@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference
 from sampling_frontier import at_entropy
-from second_edition_rows import ORDERS
+from second_edition_rows import ORDERS, SIZES
 
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.conventions import ConventionScale
@@ -54,6 +54,8 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
             _curve_table(kept, output, group)
             _curve_table(kept, output, group, "-lm1b")
             _curve(kept, output, group)
+        _equal_compute(kept, output)
+        _repeats(kept, output)
         _frontier(kept, output)
         _costs(source, output)
     for page in pages:
@@ -204,26 +206,89 @@ def _spindle(kept: Kept, output: Path) -> None:
 
 def _curve_table(kept: Kept, output: Path, group: str, text: str = "") -> None:
     """Perplexities over total tokens, and the ratio of DiffusionBERT to D3PM at each, on news or another text."""
-    shares = sorted({float(name.rpartition("-")[2]) for name in kept.names(group) if not _is_other_text(name)})
     rows = []
-    for share in shares:
+    for share in _shares(kept, group):
         found = {prefix: (_curve_group(group, prefix), f"{prefix}-{share:g}{text}") for prefix in CURVES.values()}
         results = {prefix: kept.result(*at) for prefix, at in found.items() if kept.has(*at)}
         tokens = [point[0] for result in results.values() if (point := _point(result)) is not None]
-        ratios = []
-        for prefix in ("other-text", "same-text"):
-            names = f"{prefix}-{share:g}{text}", f"d3pm-{share:g}{text}"
-            own = difference(kept, Claim("", "", *names, groups=(group,)))
-            low, high = (0.0, 0.0) if own is None else own.interval
-            ratios.append("–" if own is None else f"{1 + own.change:.2f} [{1 + low:.2f}, {1 + high:.2f}]")
+        ratios = [_ratio(kept, group, prefix, share, text) for prefix in PRETRAINED]
+        shown = ["–" if own is None else f"{own[0]:.2f} [{own[1]:.2f}, {own[2]:.2f}]" for own in ratios]
         cells = [
             _perplexity(results[prefix], "grid", *results[prefix].likelihoods) if prefix in results else "–"
             for prefix in CURVES.values()
         ]
         if tokens:
-            rows.append((f"{np.median(tokens) / 1e6:.1f}M", *cells, *ratios))
+            rows.append((f"{np.median(tokens) / 1e6:.1f}M", *cells, *shown))
     heading = "total tokens", *CURVES, "another text : D3PM", "same text : D3PM"
     _write(output / f"{group}{text}.md", heading, rows, texts=0)
+
+
+def _shares(kept: Kept, group: str) -> list[float]:
+    """The lengths of the curve, as fractions of the usual number of tokens."""
+    return sorted({float(name.rpartition("-")[2]) for name in kept.names(group) if not _is_other_text(name)})
+
+
+def _ratio(kept: Kept, group: str, prefix: str, share: float, text: str = "") -> tuple[float, float, float] | None:
+    """The perplexity relative to D3PM's at the same total number of tokens, with its interval."""
+    names = f"{prefix}-{share:g}{text}", f"d3pm-{share:g}{text}"
+    found = difference(kept, Claim("", "", *names, groups=(group,)))
+    return None if found is None else (1 + found.change, 1 + found.interval[0], 1 + found.interval[1])
+
+
+def _equal_compute(kept: Kept, output: Path) -> None:
+    """Perplexities relative to D3PM's at the same compute instead of the same tokens.
+
+    A token of masking takes less compute than one of diffusion, since there are fewer outputs. D3PM's nats in between
+    are interpolated over the logarithm of tokens.
+    """
+    results = {
+        (prefix, share): kept.result("curve", f"{prefix}-{share:g}")
+        for share in _shares(kept, "curve")
+        for prefix in ("d3pm", *PRETRAINED)
+        if kept.has("curve", f"{prefix}-{share:g}")
+    }
+    points = {at: point for at, result in results.items() if (point := _point(result)) is not None}
+    own = sorted((tokens, nats) for (prefix, _), (tokens, nats, *_) in points.items() if prefix == "d3pm")
+    rows = []
+    for share in sorted({share for _, share in points}):
+        cells = []
+        for prefix in PRETRAINED:
+            point, result = points.get((prefix, share)), results.get((prefix, share))
+            tokens = None if point is None or result is None else _diffusion_tokens(result)
+            if point is None or tokens is None or not own or tokens < own[0][0]:
+                cells.append("–")
+                continue
+            reference = np.interp(np.log(tokens), np.log([at for at, _ in own]), [nats for _, nats in own])
+            cells.append(f"{np.exp(point[1] - reference):.2f}")
+        if set(cells) != {"–"}:
+            rows.append((f"{points['d3pm', share][0] / 1e6:.1f}M", *cells))
+    _write(output / "compute.md", ("total tokens", "another text : D3PM", "same text : D3PM"), rows, texts=0)
+
+
+def _diffusion_tokens(result: EvaluationResult) -> float | None:
+    """How many tokens of diffusion take as much compute as all of its training, with outputs at targets only."""
+    model = result.model
+    if model.tokens_seen is None or model.pretraining_tokens is None or model.parameters is None:
+        return None
+    outputs = VOCABULARY * SIZES["full"].width / model.parameters
+    masking, diffusion = (1 - outputs + share * outputs for share in (0.15, 0.5))
+    return model.tokens_seen + model.pretraining_tokens * masking / diffusion
+
+
+VOCABULARY = 16_000
+"""The number of tokens of the bundled tokenizer."""
+
+
+def _repeats(kept: Kept, output: Path) -> None:
+    """Networks that were trained twice with the same seed, on different machines: their last validations."""
+    rows = []
+    for again in sorted(kept.source.glob("*/trained/*-again")):
+        logs = [path / "log.jsonl" for path in (again.with_name(again.name.removesuffix("-again")), again)]
+        first, second = (events_of(log, ValidationEvent)[-1].nats_per_token for log in logs)
+        if first is not None and second is not None:
+            name = f"`{again.parts[-3]}/{again.name.removesuffix('-again')}`"
+            rows.append((name, f"{first:.3f}", f"{second:.3f}", f"{second - first:+.3f}".replace("-", "−")))
+    _write(output / "repeats.md", ("validation, nats per token", "first", "again", "difference"), rows)
 
 
 def _conventions(kept: Kept, output: Path) -> None:
@@ -307,6 +372,8 @@ CURVES = {
     "Transformer decoder": "causal",
 }
 """The systems of the curve, and the beginning of their rows' names."""
+PRETRAINED = "other-text", "same-text"
+"""Those that are compared with D3PM."""
 
 
 def _curve_group(group: str, prefix: str) -> str:
@@ -326,7 +393,21 @@ def _curve(kept: Kept, output: Path, group: str) -> None:
             curves.append(figures.TokenCurve(title, tokens, nats, kinds[0], intervals))
     if curves:
         write_json(output / f"{group}-points.json", [asdict(one) for one in curves])
-        figures.token_curves(curves, output / f"{group}.png")
+        titles = {prefix: title for title, prefix in CURVES.items()}
+        ratios = [_ratios(kept, group, prefix, titles[prefix]) for prefix in PRETRAINED]
+        figures.token_curves(curves, output / f"{group}.png", [one for one in ratios if one.tokens], titles["d3pm"])
+
+
+def _ratios(kept: Kept, group: str, prefix: str, title: str) -> figures.TokenRatio:
+    """The ratios of a system's perplexities to D3PM's, over total tokens."""
+    found = []
+    for share in _shares(kept, group):
+        ratio = _ratio(kept, group, prefix, share)
+        point = None if ratio is None else _point(kept.result(group, f"{prefix}-{share:g}"))
+        if ratio is not None and point is not None:
+            found.append((point[0], ratio[0], ratio[1:]))
+    tokens, ratios, intervals = zip(*found, strict=True) if found else ((), (), ())
+    return figures.TokenRatio(title, tokens, ratios, intervals)
 
 
 def _point(result: EvaluationResult) -> tuple[int, float, tuple[float, float], str] | None:

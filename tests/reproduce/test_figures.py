@@ -23,6 +23,7 @@ from diffusionbert.reproduce.figures import (
     Frontier,
     Survival,
     TokenCurve,
+    TokenRatio,
     Tradeoff,
     convergence,
     forest,
@@ -64,6 +65,7 @@ TOKENS = (
     TokenCurve("DiffusionBERT, masking on another text", (1e6, 1e7), (6.0, 4.6), "bound"),
     TokenCurve("Transformer decoder", (1e6, 1e7, 1e8), (6.0, 4.4, 3.4), "exact"),
 )
+RATIOS = (TokenRatio("DiffusionBERT, masking on another text", (1e6, 1e7), (0.4, 0.7), ((0.3, 0.5), (0.6, 0.8))),)
 EFFECTS = (
     Effect("pretraining", -40.0, (-44.0, -35.0), -4.3),
     Effect("spindle", -1.5, (-2.0, -0.9), -19.0),
@@ -75,6 +77,7 @@ SERIES = (
 )
 DRAWINGS: dict[str, Callable[[Path], None]] = {
     "token_curves": lambda path: token_curves(TOKENS, path),
+    "token_curves_with_ratios": lambda path: token_curves(TOKENS, path, RATIOS, "D3PM"),
     "forest": lambda path: forest(EFFECTS, path),
     "frontiers": lambda path: frontiers(SERIES, Frontier("real sentences", (3.5,), (40.0,)), path),
     "convergence": lambda path: convergence(CURVES, path),
@@ -86,6 +89,7 @@ TEXTS = {
         *("tokens of training, pretraining included", KINDS["bound"], KINDS["exact"], "10M"),
         *("D3PM", "DiffusionBERT, masking on another text", "Transformer decoder"),
     ],
+    "token_curves_with_ratios": ["perplexity, relative to", "0.6", KINDS["bound"], KINDS["exact"]],
     "forest": ["change of perplexity, %", "pretraining", "spindle", "bell", "ours, 95 %", "paper"],
     "frontiers": [
         *("entropy of the words of all samples, nats", "(lower: less varied)", "judge's perplexity", "over steps"),

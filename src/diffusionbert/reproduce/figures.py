@@ -94,6 +94,17 @@ class TokenCurve:
 
 @final
 @dataclass(frozen=True)
+class TokenRatio:
+    """The perplexity of one system relative to another's at the same total number of tokens."""
+
+    name: str
+    tokens: Numbers
+    ratios: Numbers
+    intervals: Sequence[tuple[float, float]] = ()
+
+
+@final
+@dataclass(frozen=True)
 class Effect:
     """A change in percent, in the paper and in our results, ours with its interval."""
 
@@ -167,22 +178,40 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
         figure.legend(loc="outside right upper")
 
 
-def token_curves(curves: Sequence[TokenCurve], path: Path) -> None:
-    """Draws held-out nats per token against total tokens: one panel per kind of likelihood, bounds first and larger."""
+def token_curves(curves: Sequence[TokenCurve], path: Path, ratios: Sequence[TokenRatio] = (), to: str = "") -> None:
+    """Draws held-out nats per token against total tokens: one panel per kind of likelihood, bounds first and larger.
+
+    Args:
+        curves: The systems.
+        path: The picture to write.
+        ratios: Perplexities relative to one of the systems, for a panel between bounds and exact values: differences
+            that are too small to see in nats.
+        to: The system that the ratios are relative to.
+    """
     kinds = [kind for kind in ("bound", "exact", "pseudo") if any(curve.kind == kind for curve in curves)]
-    heights = [3.6, *(2.0 for _ in kinds[1:])]
-    with _figure(path, height=0.9 + sum(heights)) as figure:
-        panels = figure.subplots(len(kinds), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        looks = _looks([curve.name for curve in curves])
-        for kind, axes in zip(kinds, panels, strict=True):
-            for curve, (color, dashes, marker) in zip(curves, looks, strict=True):
-                if curve.kind != kind:
-                    continue
-                look = {"color": color, "linestyle": dashes, "marker": marker, "label": _shown(curve.name)}
-                axes.errorbar(curve.tokens, curve.nats, _errors(curve.nats, curve.intervals), markersize=5, **look)
-            axes.set_ylabel(KINDS[kind])
+    heights = dict.fromkeys(kinds, 2.0) | {kinds[0]: 3.6} | ({"ratio": 2.4} if ratios else {})
+    order = [*kinds[:1], *(["ratio"] if ratios else []), *kinds[1:]]
+    with _figure(path, height=0.9 + sum(heights.values())) as figure:
+        sizes = [heights[name] for name in order]
+        own = figure.subplots(len(order), 1, sharex=True, squeeze=False, height_ratios=sizes)[:, 0]
+        panels = dict(zip(order, own, strict=True))
+        looks = dict(zip((curve.name for curve in curves), _looks([curve.name for curve in curves]), strict=True))
+
+        def draw(axes: Axes, name: str, tokens: Numbers, values: Numbers, intervals: Any, **more: Any) -> None:
+            color, dashes, marker = looks[name]
+            look = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 5}
+            axes.errorbar(tokens, values, _errors(values, intervals), **look, **more)
+
+        for curve in curves:
+            draw(panels[curve.kind], curve.name, curve.tokens, curve.nats, curve.intervals, label=_shown(curve.name))
+        for ratio in ratios:
+            draw(panels["ratio"], ratio.name, ratio.tokens, ratio.ratios, ratio.intervals)
+        for name, axes in panels.items():
+            axes.set_ylabel(KINDS.get(name, f"perplexity, relative to\n{_shown(to)}"))
             _logarithmic(axes.xaxis)
-        axes.set_xlabel("tokens of training, pretraining included")
+        if ratios:
+            panels["ratio"].axhline(1, color=looks[to][0], linewidth=1.2)
+        own[-1].set_xlabel("tokens of training, pretraining included")
         figure.legend(loc="outside lower left", ncols=2)
 
 
