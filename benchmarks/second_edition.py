@@ -314,13 +314,18 @@ def run(
     while True:
         left = 60 * minutes - (time.monotonic() - started)
         possible = [one for one in waiting if finished.issuperset(one.needs) and work.is_ready(one)]
-        ready = [one for one in possible if _fits(one, work.size, workers, left)]
         idle = [worker for worker in running if worker.row is None]
-        while ready and (idle or len(running) < workers):
+        while idle or len(running) < workers:
+            compiled = idle[-1].compiled if idle else set[str]()
+            busy = sum(worker.row is not None for worker in running)
+            sharing = min(workers, busy + len(possible))
+            ready = [one for one in possible if _seconds(one, work.size, sharing, compiled) < left]
+            if not ready:
+                break
             worker = idle.pop() if idle else Worker(_begin(work, size, workers))
             running += [] if worker in running else [worker]
             one = min(ready, key=lambda row: row.network not in worker.compiled)  # of equals, the first
-            ready.remove(one)
+            possible.remove(one)
             waiting.remove(one)
             worker.give(one)
         if not any(worker.row for worker in running):
@@ -358,9 +363,10 @@ def _planned(work: Work, only: tuple[str, ...]) -> tuple[set[str], list[Row]]:
     return finished, [one for one in rows() if one.key in wanted]
 
 
-def _fits(one: Row, size: Size, workers: int, left: float) -> bool:
-    """Whether a row would finish in time while others take their share of the GPU."""
-    return one.seconds(size) * workers + (STARTING if size.precision == "bf16" else 0) < left
+def _seconds(one: Row, size: Size, workers: int, compiled: set[str]) -> float:
+    """How long a row takes if so many workers share the GPU, with compilation if its network is a new one."""
+    starting = 0.0 if one.network in compiled or size.precision != "bf16" else STARTING
+    return one.seconds(size) * workers + starting
 
 
 def _begin(work: Work, size: str, workers: int) -> subprocess.Popen[str]:

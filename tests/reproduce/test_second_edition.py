@@ -96,6 +96,14 @@ def test_what_would_not_end_in_time_is_not_started(work, tmp_path, monkeypatch, 
     assert "curve-long/d3pm-8" in capsys.readouterr().out.partition("not started: ")[2]
 
 
+def test_a_row_takes_longer_with_others_and_if_its_network_is_new():
+    row, size = ROWS["seed1/d3pm-tad"], SIZES["full"]
+    alone = second_edition._seconds(row, size, 1, {row.network})
+    assert alone == row.seconds(size)
+    assert second_edition._seconds(row, size, 6, {row.network}) == 6 * alone
+    assert second_edition._seconds(row, size, 1, {"another"}) == alone + second_edition.STARTING
+
+
 # ---- tiny -----------------------------------------------------------------------------------------------------------
 
 TEXTS = "news.train-0", "news.train-1", "news.valid", "news.test", "wiki.train-0", "wiki.valid", "lm1b.heldout"
