@@ -341,6 +341,7 @@ WORDS = {
     "d3pm-uniform": ("linear, uniform noise", "LTE"),
     "diffusion-lm": ("cosine", "input"),
     "diffusion-lm-sqrt": ("sqrt", "input"),
+    "diffusion-lm-tokens": ("cosine", "input"),
     "genmd4": ("learned", "TAD"),
     "mdlm": ("linear", "TAD"),
     "bert-mouth": ("–", "–"),

@@ -238,6 +238,9 @@ SYSTEMS: dict[str, System] = {
     "d3pm-uniform": System("D3PM", DiscreteTimeConfig(uniform_noise=True, hybrid=_HYBRID), time=_LAYERS),
     "diffusion-lm": System("Diffusion-LM", GaussianConfig(), sampling=_VECTORS),
     "diffusion-lm-sqrt": System("Diffusion-LM", GaussianConfig(Sqrt(), floor=0.01), sampling=_VECTORS),
+    "diffusion-lm-tokens": System(
+        "Diffusion-LM (predicting tokens)", GaussianConfig(predicts_tokens=True), sampling=_VECTORS
+    ),
     "diffusion-lm-bert": System("Diffusion-LM", GaussianConfig(width=None), Start.MASKED, sampling=_VECTORS),
     "bert-mouth": System("BERT-Mouth", BertMouthConfig(), Start.MASKED, sampling=_MOUTH),
     "sundae": System("SUNDAE", SundaeConfig(), sampling=_SUNDAE),

@@ -89,8 +89,8 @@ def allowed() -> torch.Tensor:
     return padded
 
 
-def vectors() -> EmbeddingDenoiser:
-    return EmbeddingDenoiser(backbone_of("bert"), tokenizer_allowed(), width=16).eval()
+def vectors(process: Gaussian | None = None) -> EmbeddingDenoiser:
+    return EmbeddingDenoiser(backbone_of("bert"), tokenizer_allowed(), 16, process).eval()
 
 
 def decoder() -> CausalModel:
@@ -107,10 +107,11 @@ def on_tokens(objective: Objective, process: Process | None = None, time: str = 
     return objective, network(time), drawing(Ancestral(), process, steps=4)
 
 
-def on_vectors(schedule: NoiseSchedule, floor: float) -> Parts:
-    process, targets = Gaussian(schedule, floor), vectors()
+def on_vectors(schedule: NoiseSchedule, floor: float, *, tokens: bool = False) -> Parts:
+    process = Gaussian(schedule, floor)
+    targets = vectors(process if tokens else None)
     sampler = drawing(GaussianAncestral(), process, steps=4, word_vectors=targets)
-    return GaussianDiffusion(process, GRID), targets, sampler
+    return GaussianDiffusion(process, GRID, 0.0 if tokens else None), targets, sampler
 
 
 def paper() -> Objective:
@@ -155,6 +156,7 @@ METHODS: dict[str, Callable[[], Parts]] = {
     ),
     "diffusion-lm, cosine": lambda: on_vectors(Cosine(), 1e-4),
     "diffusion-lm, sqrt": lambda: on_vectors(Sqrt(), 0.01),
+    "diffusion-lm, tokens": lambda: on_vectors(Cosine(), 1e-4, tokens=True),
     "decoder": lambda: (Autoregressive(), decoder(), drawing(LeftToRight(), causal=True)),
 }
 """Every method: its objective, a network that it can ask, and the way in which it writes."""

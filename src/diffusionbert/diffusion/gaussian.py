@@ -96,6 +96,11 @@ class Gaussian:
         """x_t / √ᾱ_t, the clean vector plus noise."""
         return x_t / self.signal(t).sqrt()[:, None, None].to(x_t.dtype)
 
+    def evidence(self, x_t: Vectors, t: Times) -> Vectors:
+        """√ᾱ_t / (1 - ᾱ_t)·x_t: log q(x_t | x0) = evidence·x0 - SNR·‖x0‖²/2 + what does not depend on x0."""
+        signal = self.signal(t)
+        return x_t * (signal.sqrt() / (1 - signal))[:, None, None].to(x_t.dtype)
+
     def signal_to_noise(self, t: Times) -> Times:
         """ᾱ_t / (1 - ᾱ_t), which falls from (1 - floor) / floor at t = 0 to 0."""
         signal = self.signal(t)

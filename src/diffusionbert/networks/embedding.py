@@ -3,7 +3,12 @@
     x0 = E(w)      x̂0 = f(x_t, t)      p(w | x) ∝ exp(x·E(w) + b_w)
 
 E is a learned table of word vectors [V, D] of unit variance, used for embedding and for rounding; f is a Hugging Face
-encoder between two projections. This module knows nothing about noise, losses or which positions are editable.
+encoder between two projections. A network that predicts tokens adds its output to what x_t itself says of a token
+(Gulrajani & Hashimoto 2023, "Likelihood-based diffusion language models", section 3):
+
+    p(w | x_t) ∝ exp(f(x_t, t)·E(w) + b_w)·q(x_t | w)      x̂0 = Σ_w p(w | x_t)·E(w)
+
+This module knows nothing about losses or which positions are editable.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from diffusionbert.diffusion.gaussian import Gaussian
 from diffusionbert.diffusion.shapes import (
     PositionMask,
     TargetLogProbs,
@@ -73,12 +79,27 @@ class EmbeddingDenoiser(nn.Module):
 
     Everything that involves the table is computed in float32 or better, even under autocast: in half precision,
     rounding would drown the small noise of nearly clean vectors.
+
+    A network that predicts tokens starts with f = 0: with the posterior of each token given its own vector alone.
     """
 
     _allowed: Tensor
 
-    def __init__(self, backbone: PreTrainedModel, allowed: TokenSet, width: int | None = 128) -> None:
-        """`width` is the width of a word vector; None takes that of the backbone's token embeddings."""
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        allowed: TokenSet,
+        width: int | None = 128,
+        process: Gaussian | None = None,
+    ) -> None:
+        """Makes a network with a new table.
+
+        Args:
+            backbone: The masked language model whose encoder is used.
+            allowed: The allowed tokens.
+            width: The width of a word vector; None takes that of the backbone's token embeddings.
+            process: The process that adds the noise, for a network that predicts tokens; None predicts vectors.
+        """
         super().__init__()
         words = backbone.get_input_embeddings()
         assert isinstance(words, nn.Embedding)
@@ -92,10 +113,13 @@ class EmbeddingDenoiser(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_words))
         self.time = SinusoidalTime(inner)
         self.up = nn.Linear(width, inner)
-        self.down = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, width))
+        last = nn.Linear(hidden, width)
+        self.down = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), last)
+        self.process = process
         _freeze_unused(backbone, words)
-        for parameter in self.time.mix[-1].parameters():
-            nn.init.zeros_(parameter)  # the input of a pretrained encoder starts unchanged
+        # The input of a pretrained encoder starts unchanged.
+        for parameter in (*self.time.mix[-1].parameters(), *(() if process is None else last.parameters())):
+            nn.init.zeros_(parameter)
         if width == inner:
             _start_from(words.weight.detach(), self.table, self.up)
         self.max_length = max_positions(backbone)
@@ -124,12 +148,27 @@ class EmbeddingDenoiser(nn.Module):
                 inputs_embeds=inputs, attention_mask=attention_mask.long(), return_dict=True
             )
         with torch.autocast(x_t.device.type, enabled=False):
-            guess: Tensor = self.down(output.last_hidden_state.to(self.table.dtype))
-        return _full(guess)
+            guess: Tensor = _full(self.down(output.last_hidden_state.to(self.table.dtype)))
+            if self.process is None:
+                return guess
+            means = self.log_posterior(x_t, t, attention_mask, guess).exp().to(guess.dtype) @ _full(self.table)
+            return torch.zeros_like(guess).masked_scatter(attention_mask[..., None], means)
+
+    def log_posterior(
+        self, x_t: Vectors, t: Times, targets: PositionMask, guess: Vectors | None = None
+    ) -> TargetLogProbs:
+        """Normalizes log q(x_t | w) + guess·E(w) + b_w over the allowed tokens, at the N target positions."""
+        assert self.process is not None
+        inputs = self.process.evidence(x_t, t)[targets]
+        precision = self.process.signal_to_noise(t)[:, None].expand(targets.shape)[targets].to(inputs.dtype)
+        offset = self.bias - precision[:, None] * _full(self.table).square().sum(dim=1) / 2
+        return distribution(self._products(inputs if guess is None else inputs + guess[targets], offset), self.allowed)
 
     def log_words(self, x: Vectors, targets: PositionMask) -> TargetLogProbs:
-        """Normalizes x·E(w) + b_w over the allowed tokens."""
-        return distribution(self._products(x[targets], self.bias), self.allowed)
+        """Normalizes x·E(w) + b_w over the allowed tokens, or gives the posterior if tokens are predicted."""
+        if self.process is None:
+            return distribution(self._products(x[targets], self.bias), self.allowed)
+        return self.log_posterior(x, x.new_zeros(len(x), dtype=torch.float64), targets)
 
     @torch.no_grad()
     def nearest(self, x: Vectors, targets: PositionMask, forbidden: tuple[int, ...] = ()) -> TargetTokens:

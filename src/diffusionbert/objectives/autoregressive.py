@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from diffusionbert.diffusion.rng import Noise
-from diffusionbert.diffusion.shapes import Batch, PerPosition, Targets, TokenSet
+from diffusionbert.diffusion.shapes import Batch, PerPosition, Targets
 from diffusionbert.diffusion.tokens import DensePrediction, TokenStatistics
 from diffusionbert.networks.causal import CausalModel, CausalNetwork
 from diffusionbert.networks.time_conditioning import TimeEmbedding
@@ -55,8 +55,8 @@ class AutoregressiveConfig(ObjectiveConfig):
     def process(self, statistics: TokenStatistics) -> None:
         return
 
-    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
-        return CausalModel(backbone, allowed)
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, statistics: TokenStatistics) -> nn.Module:
+        return CausalModel(backbone, statistics.allowed)
 
     def default_sampler(self) -> Sampler:
         return LeftToRight()

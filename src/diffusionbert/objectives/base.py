@@ -28,7 +28,6 @@ from diffusionbert.diffusion.shapes import (
     Targets,
     Times,
     Tokens,
-    TokenSet,
     Values,
     exact_bits,
     from_bits,
@@ -329,9 +328,9 @@ class ObjectiveConfig(ABC):
         """Makes the forward process that samplers reverse; None if the model has none."""
         return Absorbing(Linear(), statistics.mask_id)
 
-    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, statistics: TokenStatistics) -> nn.Module:
         """Wraps a backbone in the network to train, which has the attributes of `networks.HasBackbone`."""
-        return Denoiser(backbone, time.conditioning(backbone, self.num_steps or 128), allowed)
+        return Denoiser(backbone, time.conditioning(backbone, self.num_steps or 128), statistics.allowed)
 
     def default_sampler(self) -> Sampler:
         return Exact()

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from diffusionbert.diffusion.gaussian import Gaussian, require_clamping
 from diffusionbert.diffusion.rng import Noise
 from diffusionbert.diffusion.schedules import Cosine, NoiseSchedule, uniform_grid
-from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PerSequence, Times, TokenSet, Vectors
+from diffusionbert.diffusion.shapes import Batch, Counts, Grid, PerPosition, PerSequence, Times, Vectors
 from diffusionbert.diffusion.tokens import TokenStatistics, nats_of
 from diffusionbert.networks.embedding import EmbeddingDenoiser, VectorNetwork, clamp_to_words
 from diffusionbert.networks.time_conditioning import TimeEmbedding
@@ -70,6 +70,9 @@ class GaussianConfig(ObjectiveConfig):
     clamped: float | None = None
     """Up to this time, each predicted vector is moved to the nearest token, in the bound and in sampling; 0 is never.
     None: in sampling, when tokens are certain; the bound uses x_t itself then."""
+    predicts_tokens: bool = False
+    """Whether x̂0 is the mean of E(w) under a predicted distribution over tokens (Gulrajani & Hashimoto 2023), which
+    starts from what x_t and the frequencies of tokens say."""
 
     has_word_vectors = True
     generates_on_masks = False
@@ -79,13 +82,20 @@ class GaussianConfig(ObjectiveConfig):
         require_num_steps(self.num_steps)
 
     def build(self, statistics: TokenStatistics) -> GaussianDiffusion:
-        return GaussianDiffusion(self.process(statistics), uniform_grid(self.num_steps), self.clamped)
+        # What x_t says of a token is already part of a predicted distribution over tokens.
+        clamped = 0.0 if self.predicts_tokens and self.clamped is None else self.clamped
+        return GaussianDiffusion(self.process(statistics), uniform_grid(self.num_steps), clamped)
 
     def process(self, statistics: TokenStatistics) -> Gaussian:
         return Gaussian(self.schedule, self.floor)
 
-    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, allowed: TokenSet) -> nn.Module:
-        return EmbeddingDenoiser(backbone, allowed, self.width)
+    def make_network(self, backbone: PreTrainedModel, time: TimeEmbedding, statistics: TokenStatistics) -> nn.Module:
+        process = self.process(statistics) if self.predicts_tokens else None
+        network = EmbeddingDenoiser(backbone, statistics.allowed, self.width, process)
+        if self.predicts_tokens:
+            with torch.no_grad():
+                network.bias.copy_(-statistics.information.values)  # the frequencies of tokens
+        return network
 
     def scoring_quantities(self, time: TimeEmbedding) -> ScoringQuantities:
         definition = LikelihoodDefinition(

@@ -59,7 +59,7 @@ class Row:
 
 MAIN: tuple[Row, ...] = (
     *map(Row, ("d3pm", "d3pm-tad", "d3pm-spindle", "d3pm-spindle-paper", "d3pm-uniform", "multinomial")),
-    *map(Row, ("diffusion-lm", "diffusion-lm-sqrt", "diffusion-lm-bert", "bert-mouth")),
+    *map(Row, ("diffusion-lm", "diffusion-lm-sqrt", "diffusion-lm-tokens", "diffusion-lm-bert", "bert-mouth")),
     Row("bert-mouth", SamplingRequest(Gibbs(Order.LEFT_TO_RIGHT), SamplerConfig(64, top_k=30)), "left to right"),
     *map(Row, ("diffusionbert-lte", "diffusionbert-pte", "diffusionbert", "diffusionbert-spindle")),
     *map(Row, ("diffusionbert-spindle-sentence", "diffusionbert-spindle-paper", "diffusionbert-bell", "genmd4")),

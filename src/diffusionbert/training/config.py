@@ -164,8 +164,7 @@ class RunConfig:
             positions = self.data.max_length + 1  # one for a prefix
             size, is_causal = len(statistics.allowed), self.objective.is_causal
             backbone = self.backbone.build(size, positions, statistics.pad_id, causal=is_causal)
-        allowed = statistics.padded(backbone.config.vocab_size).allowed
-        return self.objective.make_network(backbone, self.time, allowed)
+        return self.objective.make_network(backbone, self.time, statistics.padded(backbone.config.vocab_size))
 
     def make_module(self, statistics: TokenStatistics, backbone: PreTrainedModel | None = None) -> TrainingModule:
         """Makes the network and its objective, as training wraps them."""
