@@ -42,6 +42,7 @@ from diffusionbert.storage.files import read_json
 MARGIN = 0.05
 """Two systems are comparable if their figures differ by no more than this fraction."""
 SEEDS = "seed0", "seed1", "seed2"
+CURVE = "curve", "curve1"
 LEAST_P = 0.001
 """The smallest p-value of a bootstrap with 1,000 samples."""
 
@@ -73,9 +74,9 @@ CLAIMS = (
     Claim("– both without it", "table 2", "diffusionbert", "d3pm-tad-plain", paper=-0.371),
     Claim("– against D3PM with LTE", "table 2", "diffusionbert", "d3pm", paper=-0.043),
     Claim("– both with the hybrid term, on LM1B", "table 2", "diffusionbert-hybrid-lm1b", "d3pm-tad-lm1b"),
-    Claim("– at the same total number of tokens, 30M", "–", "other-text-1", "d3pm-1", groups=("curve",)),
-    Claim("– at the same total number of tokens, 242M", "–", "other-text-8", "d3pm-8", groups=("curve",)),
-    Claim("– at 242M, pretrained on the same text", "–", "same-text-8", "d3pm-8", groups=("curve",)),
+    Claim("– at the same total number of tokens, 30M", "–", "other-text-1", "d3pm-1", groups=CURVE),
+    Claim("– at the same total number of tokens, 242M", "–", "other-text-8", "d3pm-8", groups=CURVE),
+    Claim("– at 242M, pretrained on the same text", "–", "same-text-8", "d3pm-8", groups=CURVE),
     Claim("30 % of the budget matches all of it", "§4.5", "diffusionbert-30-percent", "diffusionbert", 0),
     Claim("30 % of the budget beats D3PM's full one", "figure 4", "diffusionbert-30-percent", "d3pm"),
     Claim("Pretrained, TAD beats PTE", "§4.3, table 2", "diffusionbert", "diffusionbert-pte", paper=-0.015),
@@ -101,7 +102,12 @@ CLAIMS = (
     Claim("The spindle gains something for DiffusionBERT", "table 2", "diffusionbert-spindle", "diffusionbert"),
     Claim("The spindle gains 18 % for D3PM (strict bound)", "§4.3", "d3pm-spindle", "d3pm", paper=-0.18, sized=True),
     Claim("The spindle gains something for D3PM", "table 2", "d3pm-spindle", "d3pm", paper=-0.059),
-    Claim("DiffusionBERT beats Diffusion-LM", "§4.3, table 2", "diffusionbert", "diffusion-lm"),
+    Claim("DiffusionBERT beats Diffusion-LM", "§4.3, table 2", "diffusionbert", "diffusion-lm", paper=-0.336),
+    Claim("– both from scratch: D3PM", "table 2", "d3pm-tad", "diffusion-lm"),
+    Claim(
+        "Diffusion-LM does not profit from BERT's weights", "§4.3, table 2", "diffusion-lm", "diffusion-lm-bert",
+        paper=-0.102,
+    ),
     Claim("Behind a pretrained decoder", "table 3", "diffusionbert", "decoder-pretrained", 1),
     Claim("– exact, left to right", "table 3", "diffusionbert-left-to-right", "decoder-pretrained", 1),
     Claim("Behind a decoder from scratch (not in the paper)", "–", "diffusionbert", "decoder", 1),
@@ -158,7 +164,9 @@ def verdict(low: float, high: float, sign: int, size: float | None = None) -> st
 
 
 ELSEWHERE = {
-    ("seed0", "diffusion-lm"): ("diffusion-lm", "longer"),
+    ("seed0", "diffusion-lm"): ("diffusion-lm", "scratch"),
+    ("seed0", "diffusion-lm-bert"): ("diffusion-lm", "pretrained"),
+    ("curve1", "d3pm-1"): ("seed1", "d3pm-tad"),
     ("seed0", "diffusionbert-left-to-right"): ("orders", "diffusionbert-left-to-right"),
     ("curve", "d3pm-1-lm1b"): ("seed0", "d3pm-tad-lm1b"),
     ("curve", "causal-1-lm1b"): ("seed0", "decoder-lm1b"),

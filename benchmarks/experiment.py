@@ -20,8 +20,8 @@ from diffusionbert.training.model_folder import BUNDLED
 Folder = tyro.conf.Positional[Path]
 
 
-def keep(source: Folder, target: Folder) -> None:
-    """Copy settings, logs, scores in single precision and 20 samples per evaluation; `runs` becomes `trained`.
+def keep(source: Folder, target: Folder, samples: int = 20) -> None:
+    """Copy settings, logs, scores in single precision and some samples per evaluation; `runs` becomes `trained`.
 
     The part of an evaluation set that all systems share is stored once, in sentences/HASH.safetensors. A network that
     was trained again elsewhere, for others to start from, is kept next to the first one, as NAME-again.
@@ -52,8 +52,8 @@ def keep(source: Folder, target: Folder) -> None:
         own = {name: one for name, one in small.items() if not name.startswith("draw_variance.")}
         save_tensors(own, copy / "scores.safetensors")
         write_json(copy / "evaluation.json", report)
-        samples = path.with_name("samples.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-        (copy / "samples.txt").write_text("".join(samples[:20]), encoding="utf-8")
+        texts = path.with_name("samples.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        (copy / "samples.txt").write_text("".join(texts[:samples]), encoding="utf-8")
 
 
 def _kept_as(path: Path, source: Path, target: Path) -> Path:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import tyro
@@ -46,7 +47,8 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
         _rates(kept, output)
         _main_table(kept, output)
         _group_tables(kept, output)
-        _main_rows(kept, output)
+        for group in ROWS:
+            _rows(kept, output, group)
         _orders(kept, output)
         _spindle(kept, output)
         _conventions(kept, output)
@@ -156,23 +158,28 @@ def _perplexity(result: EvaluationResult, *quantities: str) -> str:
     return f"{rate.value:.1f} [{rate.ci95[0]:.1f}, {rate.ci95[1]:.1f}]"
 
 
-def _main_rows(kept: Kept, output: Path) -> None:
-    """Table 2: the main rows of seed 0, by perplexity."""
+ROWS = {"seed0": "rows", "diffusion-lm": "rows-diffusion-lm", "peers": "rows-peers", "bert": "rows-bert"}
+"""Groups with a short table of their rows, and its name."""
+
+
+def _rows(kept: Kept, output: Path, group: str) -> None:
+    """The rows of a group by perplexity, such as table 2; those without a likelihood come last."""
     rows = []
-    for name in kept.names("seed0"):
-        result = kept.result("seed0", name)
+    for name in kept.names(group):
+        result = kept.result(group, name)
         own, model = result.likelihoods.get("grid") or result.primary, result.model
-        if _is_other_text(name) or own is None or model.tokens_seen is None:
+        if _is_other_text(name) or model.tokens_seen is None:
             continue
         bleu = [f"{one.mean:.3f}" if len(one.values) else "–" for one in (result.bleu4, result.self_bleu4)]
         tokens = [f"{number / 1e6:.1f}M" for number in (model.tokens_seen, model.pretraining_tokens or 0)]
-        kind = own.kind.value if own.protocol.definition.quantity != "paper" else "pseudo (the paper's quantity)"
-        value = own.rates.perplexity_per_token.value
+        is_paper = own is not None and own.protocol.definition.quantity == "paper"
+        kind = "none" if own is None else "pseudo (the paper's quantity)" if is_paper else own.kind.value
+        value = np.inf if own is None else own.rates.perplexity_per_token.value
         rows.append(
             (kind, value, (f"`{name}`", kind, _perplexity(result, "grid", *result.likelihoods), *bleu, *tokens))
         )
     heading = "row", "kind", "perplexity per token", "BLEU-4", "self-BLEU-4", "tokens", "pretraining"
-    _write(output / "rows.md", heading, [row for _, _, row in sorted(rows)], texts=2)
+    _write(output / f"{ROWS[group]}.md", heading, [row for *_, row in sorted(rows)], texts=2)
 
 
 def _orders(kept: Kept, output: Path) -> None:
@@ -229,9 +236,9 @@ def _shares(kept: Kept, group: str) -> list[float]:
 
 
 def _ratio(kept: Kept, group: str, prefix: str, share: float, text: str = "") -> tuple[float, float, float] | None:
-    """The perplexity relative to D3PM's at the same total number of tokens, with its interval."""
+    """The perplexity relative to D3PM's at the same total number of tokens, over all seeds, with its interval."""
     names = f"{prefix}-{share:g}{text}", f"d3pm-{share:g}{text}"
-    found = difference(kept, Claim("", "", *names, groups=(group,)))
+    found = difference(kept, Claim("", "", *names, groups=(group, f"{group}1")))
     return None if found is None else (1 + found.change, 1 + found.interval[0], 1 + found.interval[1])
 
 
@@ -420,51 +427,80 @@ def _point(result: EvaluationResult) -> tuple[int, float, tuple[float, float], s
 
 def _frontier(kept: Kept, output: Path) -> None:
     """Figure 3: quality against diversity, by a judge and by BLEU, over steps and over temperatures."""
-    points: dict[tuple[str, str], list[tuple[float, EvaluationResult]]] = {}
-    for name in kept.names("frontier"):
-        found = re.fullmatch(r"(.+)-(?:(\d+)-steps|T=([\d.]+))", name)
-        if found is not None:
-            title = SYSTEMS[found[1]].title + (", spindle" if "spindle" in found[1] else "")
-            varied = "steps" if found[2] else "temperatures"
-            points.setdefault((varied, title), []).append((float(found[2] or found[3]), kept.result("frontier", name)))
-    judged, compared, real = [], [], None
-    for (varied, title), own in sorted(points.items()):
-        values, results = zip(*sorted(own, key=lambda point: point[0]), strict=True)
-        settings, texts = [f"{value:g}" for value in values], [one.generation for one in results]
-        judgments = [one.judge.samples for one in texts]
-        entropies = [one.samples.entropy_pooled for one in texts]
-        intervals = [one.ci95 for one in judgments]
-        judged.append(
-            figures.Frontier(title, entropies, [one.perplexity for one in judgments], intervals, settings, varied)
-        )
+    if not kept.names("frontier"):
+        return
+    judged, real = _judged(kept, "frontier")
+    write_json(output / "frontier-points.json", [asdict(one) for one in (*judged, real)])
+    figures.frontiers(judged, real, output / "frontier.png")
+    compared = []
+    for title, varied, own in _sampled(kept, "frontier"):
         if varied == "temperatures":
-            bleu, self_bleu = ([getattr(one, name).mean for one in results] for name in ("bleu4", "self_bleu4"))
-            compared.append(figures.Tradeoff(title, self_bleu, bleu, settings))
-        real = texts[0]
-    if real is not None:
-        others, judgment = real.real, real.judge.real
-        star = figures.Frontier("real sentences", [others.entropy_pooled], [judgment.perplexity])
-        write_json(output / "frontier-points.json", [asdict(one) for one in (*judged, star)])
-        figures.frontiers(judged, star, output / "frontier.png")
-        _at_equal_entropy([one for one in judged if one.varied == "temperatures"], star, output)
-        figures.quality_diversity(
-            compared,
-            figures.Tradeoff(star.name, [others.self_bleu4.value], [others.bleu4.value]),
-            output / "tradeoffs.png",
-        )
+            bleu, self_bleu = ([getattr(result, name).mean for *_, result in own] for name in ("bleu4", "self_bleu4"))
+            compared.append(figures.Tradeoff(title, self_bleu, bleu, [f"{value:g}" for value, *_ in own]))
+            others = own[0][-1].generation.real
+    star = figures.Tradeoff(real.name, [others.self_bleu4.value], [others.bleu4.value])
+    figures.quality_diversity(compared, star, output / "tradeoffs.png")
+    _at_equal_entropy(kept, output)
 
 
-def _at_equal_entropy(lines: Sequence[figures.Frontier], real: figures.Frontier, output: Path) -> None:
-    """The judge's perplexity where samples are as varied as real sentences, between two temperatures."""
-    rows = []
-    for one in lines:
-        columns = one.perplexity, *zip(*one.intervals, strict=True)
-        if found := at_entropy(real.entropy[0], one.entropy, *columns):
-            value, low, high = found
-            rows.append((value, (one.name, f"{value:.0f} [{low:.0f}, {high:.0f}]")))
-    rows.append((real.perplexity[0], (real.name, f"{real.perplexity[0]:.0f}")))
-    heading = "system", f"judge's perplexity at an entropy of {real.entropy[0]:.2f}"
-    _write(output / "judged.md", heading, [row for _, row in sorted(rows)])
+def _sampled(kept: Kept, group: str) -> list[tuple[str, str, list[tuple[float, str, EvaluationResult]]]]:
+    """The evaluations of each system over a sampler's setting: title, what is varied, and (value, name, result)."""
+    found: dict[tuple[str, str], list[tuple[float, str, EvaluationResult]]] = {}
+    for name in kept.names(group):
+        parts = re.fullmatch(r"(.+)-(?:(\d+)-steps|T=([\d.]+))", name)
+        if parts is not None:
+            title = SYSTEMS[parts[1]].title + (", spindle" if "spindle" in parts[1] else "")
+            varied = "steps" if parts[2] else "temperatures"
+            own = float(parts[2] or parts[3]), name, kept.result(group, name)
+            found.setdefault((title, varied), []).append(own)
+    return [(*key, sorted(own, key=lambda point: point[0])) for key, own in sorted(found.items())]
+
+
+def _judged(
+    kept: Kept, group: str, other: dict[str, Any] | None = None
+) -> tuple[list[figures.Frontier], figures.Frontier]:
+    """Perplexities against entropies, of all systems and of real sentences; from another judge if one is given."""
+    lines, real = [], None
+    for title, varied, own in _sampled(kept, group):
+        texts = [result.generation for *_, result in own]
+        found = [one.judge.samples for one in texts]
+        points = [(one.perplexity, one.ci95) for one in found]
+        if other is not None:
+            rows = [other["rows"].get(name) for _, name, _ in own]
+            if None in rows:
+                continue  # not judged by it
+            points = [(row["perplexity"], tuple(row["ci95"])) for row in rows]
+        perplexities, intervals = zip(*points, strict=True)
+        entropies = [one.samples.entropy_pooled for one in texts]
+        settings = [f"{value:g}" for value, *_ in own]
+        lines.append(figures.Frontier(title, entropies, perplexities, intervals, settings, varied))
+        value = texts[0].judge.real.perplexity if other is None else other["real"]["perplexity"]
+        real = figures.Frontier("real sentences", [texts[0].real.entropy_pooled], [value])
+    assert real is not None
+    return lines, real
+
+
+def _at_equal_entropy(kept: Kept, output: Path) -> None:
+    """The judges' perplexities where samples are as varied as real sentences, between two temperatures; by seed."""
+    columns, second = {"seed 0": _judged(kept, "frontier")}, kept.source / "frontier1" / "judged.json"
+    if kept.names("frontier1"):
+        columns["seed 1"] = _judged(kept, "frontier1")
+    if second.exists():
+        other = read_json(second)
+        columns[f"seed 1, {other['judge']}"] = _judged(kept, "frontier1", other)
+    found: dict[str, dict[str, tuple[float, str]]] = {}
+    for column, (lines, real) in columns.items():
+        found.setdefault(real.name, {})[column] = real.perplexity[0], f"{real.perplexity[0]:.0f}"
+        for one in lines:
+            own = at_entropy(real.entropy[0], one.entropy, one.perplexity, *zip(*one.intervals, strict=True))
+            if one.varied == "temperatures" and own:
+                value, low, high = own
+                found.setdefault(one.name, {})[column] = value, f"{value:.0f} [{low:.0f}, {high:.0f}]"
+    rows = sorted(found.items(), key=lambda item: next(iter(item[1].values()))[0])
+    real = columns["seed 0"][1]
+    heading = [f"judge's perplexity at an entropy of {real.entropy[0]:.2f}", *columns]
+    cells = [(name, *(own.get(column, (0.0, "–"))[1] for column in columns)) for name, own in rows]
+    _write(output / "judged.md", heading, cells)
 
 
 if __name__ == "__main__":

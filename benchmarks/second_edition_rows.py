@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from diffusionbert.diffusion.schedules import Cosine, Mean, Spindle, Sqrt
+from diffusionbert.diffusion.schedules import Mean, Spindle, Sqrt
 from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.discrete_time import Quantity
@@ -56,7 +56,10 @@ SIZES = {
 MASKED, CAUSAL = "masked", "causal"
 SPEED, SCORING = 2.0e6, 2.5e6
 """Tokens per second of training (compiled) and of scoring on one H200, over five processes together, as measured."""
-COST = {"genmd4": 2.5, "diffusion-lm": 1.5, "sundae": 2.0, "bert-mouth": 1.2, "d3pm-uniform": 1.4, "multinomial": 1.4}
+COST = {
+    "genmd4": 2.5, "diffusion-lm": 2.0, "diffusion-lm-bert": 2.0, "sundae": 2.0, "bert-mouth": 1.2,
+    "d3pm-uniform": 1.4, "multinomial": 1.4,
+}  # fmt: skip
 """How many times as long as the usual row a system takes; a causal network takes 0.8."""
 STARTING, SAMPLING = 50.0, 0.002
 """Seconds until a process trains a first network, most of them compilation, and seconds per sample."""
@@ -212,34 +215,41 @@ def searches(backbone: str = "modern") -> list[Row]:
 
 
 def main_rows(seed: int) -> list[Row]:
-    """The paper's main rows: LTE and the hybrid term both ways; with seed 0, also everything that needs one seed."""
+    """The paper's main rows: LTE and the hybrid term both ways; with seed 0, also everything that needs one seed.
+
+    All seeds start from the same pretrained networks.
+    """
     group, hybrid, plain = f"seed{seed}", (("hybrid", 0.01),), (("hybrid", 0.0),)
     usual = (SAMPLED, LM1B) if seed == 0 else (PLAIN,)
     sampled = (SAMPLED, *usual[1:])
 
-    def row(system: str, name: str | None = None, *more: Evaluation, own: Any = usual, **changes: Any) -> Row:
-        return _row(group, system, name, *own, *(more if seed == 0 else ()), seed=seed, **changes)
+    def row(
+        system: str, name: str | None = None, *more: Evaluation, own: Any = usual, quality: Any = (), **changes: Any
+    ) -> Row:
+        more = (*(quality if seed < 2 else ()), *(more if seed == 0 else ()))
+        return _row(group, system, name, *own, *more, seed=seed, **changes)
 
     by_paper = (("schedule", Spindle(0.3, Mean.SENTENCE)), ("quantity", Quantity.PAPER))
     strictly = (("schedule", Spindle(0.3, Mean.CORPUS)), ("quantity", Quantity.STRICT))
     rows = [
         row(
-            *("diffusionbert", None, *frontier(), *orders(), *noise(), _precise("spindle/lambda-0")),
+            *("diffusionbert", None, *orders(), *noise(), _precise("spindle/lambda-0")),
             *(Evaluation("spindle/lambda-0-paper-quantity", quantity="grid", objective=by_paper),),
             own=sampled,
+            quality=frontier(seed),
         ),
         row("diffusionbert", "diffusionbert-hybrid", objective=hybrid),
         row("diffusionbert-lte"),
         row("diffusionbert-pte", own=sampled),
-        row("diffusionbert-spindle", None, *frontier(), _precise("spindle/lambda-0.3"), own=sampled),
+        row("diffusionbert-spindle", None, _precise("spindle/lambda-0.3"), own=sampled, quality=frontier(seed)),
         row("diffusionbert-bell", None, *orders(), _precise("spindle/lambda-0-bell")),
-        row("d3pm", None, *frontier()),
+        row("d3pm", quality=frontier(seed)),
         row("d3pm-tad", None, *orders(), Evaluation("curve/d3pm-1")),
         row("d3pm-tad", "d3pm-tad-plain", Evaluation("curve-plain/d3pm-1"), objective=plain),
         row("d3pm-spindle"),
-        row("decoder", None, *frontier(steps=()), Evaluation("curve/causal-1")),
-        row("decoder-pretrained", None, *frontier(steps=())),
-        row("bert-mouth", None, *frontier((64, 128, 512), sampler=Gibbs()), own=sampled),
+        row("decoder", None, Evaluation("curve/causal-1"), quality=frontier(seed, steps=())),
+        row("decoder-pretrained", quality=frontier(seed, steps=())),
+        row("bert-mouth", own=sampled, quality=frontier(seed, (64, 128, 512), sampler=Gibbs())),
         # The verdicts on these do not depend on further seeds.
         row("diffusionbert", "diffusionbert-30-percent", own=(PLAIN,), share=0.3),
         row("diffusionbert-lte", "diffusionbert-lte-random", time=TimeEmbedding.LAYERS_RANDOM),
@@ -270,13 +280,14 @@ TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
 """The temperatures of the frontier; BERT-Mouth and decoders generate one token per call."""
 
 
-def frontier(steps: tuple[int, ...] = STEP_COUNTS, sampler: Sampler | None = None) -> tuple[Evaluation, ...]:
+def frontier(seed: int, steps: tuple[int, ...] = STEP_COUNTS, sampler: Sampler | None = None) -> tuple[Evaluation, ...]:
     """Samples over steps, with the paper's top-k, and over temperatures, with a judge."""
+    group = f"frontier{seed or ''}"
     settings = {f"{number}-steps": SamplerConfig(number, top_k=30) for number in steps}
     settings |= {f"T={value}": SamplerConfig(temperature=value) for value in TEMPERATURES}
     return tuple(
         Evaluation(
-            f"frontier/{{name}}-{name}", share=0.5, scored=False, sampling=SamplingRequest(sampler, config), judged=True
+            f"{group}/{{name}}-{name}", share=0.5, scored=False, sampling=SamplingRequest(sampler, config), judged=True
         )
         for name, config in settings.items()
     )
@@ -327,6 +338,18 @@ def curve() -> Iterator[Row]:
                 yield _row(at, "diffusionbert", f"{name}-{share:g}", *_placed(kind, own), **changed)
 
 
+def curve_again() -> Iterator[Row]:
+    """Another training run at two lengths of the curve, from the same starts: does the sign of the difference stay?"""
+    for one in curve():
+        name = one.name.rpartition("-")[0]
+        if one.group != "curve-plain" and one.share * (2 if one.start else 1) in (1, 8) and name in CURVE_AGAIN:
+            evaluations = tuple(replace(own, place=own.place.replace("curve/", "curve1/")) for own in one.evaluations)
+            yield replace(one, group="curve1", seed=1, evaluations=evaluations)
+
+
+CURVE_AGAIN = "d3pm", "other-text", "same-text"
+
+
 def _placed(group: str, evaluations: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
     return tuple(replace(one, place=one.place.replace("{group}", group)) for one in evaluations)
 
@@ -342,16 +365,19 @@ def spindle() -> Iterator[Row]:
 
 
 def diffusion_lm() -> Iterator[Row]:
-    """Diffusion-LM until it beats word frequencies: width of the vectors, schedule; then the best for longer."""
+    """Diffusion-LM, also predicting tokens, at several widths; then the best for longer, and from a masked LM."""
     found = []
-    for width in (16, 64, 128):
-        for schedule, floor in ((Cosine(), 1e-4), (Sqrt(), 0.01)):
-            objective = (("width", width), ("schedule", schedule), ("floor", floor))
-            name = f"width-{width}-{type(schedule).__name__.lower()}"
-            found.append(_row("diffusion-lm", "diffusion-lm", name, PLAIN, objective=objective, share=0.5))
+    tokens, sqrt = (("predicts_tokens", True),), (("schedule", Sqrt()), ("floor", 0.01))
+    searched = ("vectors", (16, 128), ()), ("vectors-sqrt", (128,), sqrt), ("tokens", (16, 64, 128, 384), tokens)
+    for name, widths, objective in searched:
+        for width in widths:
+            own = (*objective, ("width", width))
+            found.append(_row("diffusion-lm", "diffusion-lm", f"{name}-{width}", PLAIN, objective=own, share=0.5))
     yield from found
     candidates = tuple(row.key for row in found)
-    yield _row("diffusion-lm", "diffusion-lm", "longer", PLAIN, LM1B, share=4.0, candidates=candidates)
+    own = replace(SAMPLED, share=0.25, sampling=SamplingRequest(config=SamplerConfig(200))), LM1B
+    yield _row("diffusion-lm", "diffusion-lm", "scratch", *own, candidates=candidates)
+    yield _row("diffusion-lm", "diffusion-lm-bert", "pretrained", *own, objective=(*tokens, ("width", None)))
 
 
 def rows() -> list[Row]:
@@ -362,11 +388,12 @@ def rows() -> list[Row]:
         *main_rows(0),
         *curve(),
         *main_rows(1),
-        *main_rows(2),
+        *curve_again(),
+        *diffusion_lm(),
         *spindle(),
+        *main_rows(2),
         *peers(),
         *starts("bert"),
         *searches("bert"),
         *bert_rows(),
-        *diffusion_lm(),
     ]

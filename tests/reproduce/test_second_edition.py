@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import second_edition
 from experiment import keep
 from report import report
 from second_edition import Work, Worker
-from second_edition_rows import CURVE, EVALUATION_SEED, RATES, SIZES, Evaluation, Row, main_rows, rows, searches
+from second_edition_rows import CURVE, EVALUATION_SEED, JUDGE, RATES, SIZES, Evaluation, Row, main_rows, rows, searches
+from second_judge import judge as second_judge
 from tiny_models import toy_sentences
 
 from diffusionbert.evaluation.result import EvaluationResult
@@ -81,6 +83,15 @@ def test_the_curve_counts_pretraining_and_spans_a_factor_of_30():
     assert all(own == {round(share * size.tokens) for share in shares[group]} for (group, _), own in points.items())
     assert max(CURVE) >= 30 * min(CURVE)
     assert terms == {"curve": {0.01, None}, "curve-plain": {0.0}}  # a causal network has no such term
+
+
+def test_some_lengths_of_the_curve_are_run_again_with_another_seed():
+    again = {row.name: row for row in rows() if row.group == "curve1"}
+    assert again.keys() == {"other-text-1", "same-text-1", "d3pm-8", "other-text-8", "same-text-8"}
+    for name, row in again.items():
+        group = "curve-long" if name.endswith("-8") else "curve"
+        assert replace(ROWS[f"{group}/{name}"], group="curve1", seed=1, evaluations=row.evaluations) == row
+        assert places(row) == [f"curve1/{name}", f"curve1/{name}-lm1b"]
 
 
 def test_the_plan_stays_within_its_budget(capsys):
@@ -196,8 +207,19 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     chosen = [one for one, place in zip(row.evaluations, places(row), strict=True) if place.startswith("frontier/")]
     do(work, *row.needs)
     work.do(replace(row, evaluations=(*chosen[:2], *chosen[-2:])), 1)
-    keep(work.output, tmp_path / "kept")
+    keep(work.output, tmp_path / "kept", samples=3)
+    # Another judge reads the samples of another seed.
+    shutil.copytree(tmp_path / "kept" / "frontier", tmp_path / "kept" / "frontier1")
+    judge = str(work.run_folder(JUDGE) / "model")
+    second_judge(
+        tmp_path / "kept", tmp_path / "kept" / "frontier1" / "judged.json", judge, work.text / "news.test.txt", 2
+    )
+    found = read_json(tmp_path / "kept" / "frontier1" / "judged.json")
+    assert found["rows"].keys() == {"diffusionbert-T=0.9", "diffusionbert-T=1.0"}
+    assert [one["texts"] for one in (*found["rows"].values(), found["real"])] == [2, 2, 2]
     report(tmp_path / "kept", tmp_path / "tables")
+    heading = (tmp_path / "tables" / "judged.md").read_text(encoding="utf-8").splitlines()[0]
+    assert heading.endswith("| seed 0 | seed 1 | seed 1, model |")
     written = {path.name for path in (tmp_path / "tables").iterdir()}
     pages = {f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "rows", "spindle", "curve")}
     assert pages | {"all-frontier.md", "curve.png", "frontier.png"} <= written
