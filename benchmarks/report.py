@@ -90,15 +90,13 @@ def _claims(kept: Kept, output: Path) -> None:
     rows = list(claim_rows(kept))
     write_json(output / "claims.json", rows)
     (output / "claims.md").write_text(claims_markdown(rows), encoding="utf-8")
-    title, effects = "", []
-    for row in rows:
-        is_variant = str(row["claim"]).startswith("– ")
-        title = title if is_variant else str(row["claim"])
+    effects = []
+    for number, row in enumerate(rows, start=1):
         if row["paper"] is None or "too little" in row["verdict"]:
             continue
-        name = f"{title} {row['claim']}" if is_variant else title
         low, high = row["interval"]
-        effects.append(figures.Effect(name, 100 * row["change"], (100 * low, 100 * high), 100 * row["paper"]))
+        name, change, interval = f"{number}. {row['claim']}", 100 * row["change"], (100 * low, 100 * high)
+        effects.append(figures.Effect(name, change, interval, 100 * row["paper"]))
     if effects:
         figures.forest(effects, output / "forest.png")
 

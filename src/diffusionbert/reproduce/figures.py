@@ -260,11 +260,6 @@ def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
                 errors = _errors(one.perplexity, one.intervals)
                 look = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 5, "elinewidth": 0.7}
                 axes.errorbar(one.entropy, one.perplexity, errors, label=_shown(one.name), **look)
-                is_named = one.settings and dashes == DASHES[0]  # labels of variants would overlap
-                for at in sorted({0, len(one.settings) - 1}) if is_named else ():
-                    point = one.entropy[at], one.perplexity[at]
-                    place = {"textcoords": "offset points", "fontsize": 7.5, "color": color}
-                    axes.annotate(one.settings[at], point, (6, 3), **place)
             axes.plot(
                 real.entropy, real.perplexity, color="black", linestyle="", marker="*", markersize=11, label=real.name
             )
@@ -273,10 +268,26 @@ def frontiers(series: Sequence[Frontier], real: Frontier, path: Path) -> None:
             axes.set_xlabel("entropy of the words of all samples, nats\n(lower: less varied)")
             _logarithmic(axes.yaxis)
         panels[0].set_ylabel("judge's perplexity")
+        for what, axes in zip(varied, panels, strict=True):
+            for one in (one for one in series if one.varied == what):
+                color, dashes, _ = looks[one.name]
+                if len(one.settings) > 1 and dashes == DASHES[0]:  # labels of variants would overlap
+                    _label_ends(axes, one, color)
         handles = {
             label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=3)
+
+
+def _label_ends(axes: Axes, one: Frontier, color: str) -> None:
+    """Writes the first and last setting beyond the ends of a line."""
+    places = axes.transData.transform([*zip(one.entropy, one.perplexity, strict=True)])
+    for end, inner in ((0, 1), (-1, -2)):
+        x, y = places[end] - places[inner]
+        shift = 10 * x / math.hypot(x, y), 10 * y / math.hypot(x, y)
+        look: dict[str, Any] = {"fontsize": 7.5, "color": color, "ha": "center", "va": "center"}
+        point = one.entropy[end], one.perplexity[end]
+        axes.annotate(one.settings[end], point, shift, textcoords="offset points", **look)
 
 
 def _errors(values: Numbers, intervals: Sequence[tuple[float, float]]) -> Any:
