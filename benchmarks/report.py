@@ -357,15 +357,18 @@ def _is_main(name: str) -> bool:
 
 
 def _costs(source: Path, output: Path) -> None:
-    """GPU minutes and hashes of every row."""
+    """GPU minutes, the commit of the code, and hashes of every row."""
+    commits = read_json(source / "commits.json") if (source / "commits.json").exists() else {}
     rows = []
     for path in sorted(source.glob("*/seconds/*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         minutes, tokens = record["seconds"] / record["workers"] / 60, record.get("tokens")
-        hashes = (f"`{str(record.get(name) or '–')[:12]}`" for name in ("code", "data", "start", "weights"))
+        names = (commits.get(record["code"]), *map(record.get, ("code", "data", "start", "weights")))
+        hashes = (f"`{str(name or '–')[:12]}`" for name in names)
         millions = "–" if tokens is None else f"{tokens / 1e6:.1f}M"
         rows.append((f"`{path.parts[-3]}/{path.stem}`", *hashes, f"{minutes:.2f}", millions))
-    _write(output / "costs.md", ("row", "code", "data", "start", "weights", "GPU minutes", "tokens"), rows, texts=5)
+    heading = "row", "commit", "code", "data", "start", "weights", "GPU minutes", "tokens"
+    _write(output / "costs.md", heading, rows, texts=6)
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------

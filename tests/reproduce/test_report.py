@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from claims import CLAIMS, MARGIN, Claim, Kept, difference, percent, verdict
+from code_commits import package_hash
 from experiment import keep, restore
 from report import _diffusion_tokens, report, with_tables
 
-from diffusionbert.storage.files import load_tensors, read_json, save_tensors
+from diffusionbert.storage.files import code_version, load_tensors, read_json, save_tensors
 
 ROOT = Path(__file__).parents[2]
 KEPT, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
@@ -101,6 +102,21 @@ def test_rows_with_different_sentences_are_not_compared(tmp_path):
     keep(tmp_path / "experiment", tmp_path / "kept")
     with pytest.raises(ValueError, match="d3pm and decoder were scored on different sentences"):
         difference(Kept(tmp_path / "kept", tmp_path / "scratch"), Claim("", "", "d3pm", "decoder"))
+
+
+# ---- the code of rows -----------------------------------------------------------------------------------------------
+
+
+def test_every_row_names_the_commit_of_its_code():
+    codes = {read_json(path)["code"] for path in (KEPT / "second").glob("*/seconds/*.json")}
+    assert codes == read_json(KEPT / "second" / "commits.json").keys()
+
+
+def test_the_hash_of_a_commit_is_that_of_its_files():
+    own = code_version()
+    if own.commit is None or own.commit.endswith("dirty"):
+        pytest.skip("the package is not that of a commit")
+    assert package_hash("HEAD") == own.sha256
 
 
 # ---- the curve ------------------------------------------------------------------------------------------------------
