@@ -381,14 +381,14 @@ def diffusion_lm() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    """All rows, each after those it needs."""
+    """All rows, each after those it needs; long ones early, so that others fill the time beside them."""
     return [
         *starts(),
         *searches(),
         *main_rows(0),
         *curve(),
-        *main_rows(1),
         *curve_again(),
+        *main_rows(1),
         *diffusion_lm(),
         *spindle(),
         *main_rows(2),
