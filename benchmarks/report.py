@@ -92,7 +92,7 @@ def _claims(kept: Kept, output: Path) -> None:
     (output / "claims.md").write_text(claims_markdown(rows), encoding="utf-8")
     effects = []
     for number, row in enumerate(rows, start=1):
-        if row["paper"] is None or "too little" in row["verdict"]:
+        if row["paper"] is None or row.get("kinds") != ("bound", "bound") or "too little" in row["verdict"]:
             continue
         low, high = row["interval"]
         name, change, interval = f"{number}. {row['claim']}", 100 * row["change"], (100 * low, 100 * high)
@@ -432,7 +432,9 @@ def _frontier(kept: Kept, output: Path) -> None:
         return
     judged, real = _judged(kept, "frontier")
     write_json(output / "frontier-points.json", [asdict(one) for one in (*judged, real)])
-    figures.frontiers(judged, real, output / "frontier.png")
+    for varied in ("steps", "temperatures"):
+        if own := [one for one in judged if one.varied == varied]:
+            figures.frontiers(own, real, output / f"frontier-{varied}.png")
     compared = []
     for title, varied, own in _sampled(kept, "frontier"):
         if varied == "temperatures":

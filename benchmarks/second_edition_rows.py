@@ -229,19 +229,21 @@ def main_rows(seed: int) -> list[Row]:
         more = (*(quality if seed < 2 else ()), *(more if seed == 0 else ()))
         return _row(group, system, name, *own, *more, seed=seed, **changes)
 
+    precise = f"spindle{seed or ''}/lambda-"
+
     by_paper = (("schedule", Spindle(0.3, Mean.SENTENCE)), ("quantity", Quantity.PAPER))
     strictly = (("schedule", Spindle(0.3, Mean.CORPUS)), ("quantity", Quantity.STRICT))
     rows = [
         row(
-            *("diffusionbert", None, *orders(), *noise(), _precise("spindle/lambda-0")),
+            *("diffusionbert", None, *orders(), *noise()),
             *(Evaluation("spindle/lambda-0-paper-quantity", quantity="grid", objective=by_paper),),
-            own=sampled,
+            own=(*sampled, _precise(f"{precise}0")),
             quality=frontier(seed),
         ),
         row("diffusionbert", "diffusionbert-hybrid", objective=hybrid),
         row("diffusionbert-lte"),
         row("diffusionbert-pte", own=sampled),
-        row("diffusionbert-spindle", None, _precise("spindle/lambda-0.3"), own=sampled, quality=frontier(seed)),
+        row("diffusionbert-spindle", own=(*sampled, _precise(f"{precise}0.3")), quality=frontier(seed)),
         row("diffusionbert-bell", None, *orders(), _precise("spindle/lambda-0-bell")),
         row("d3pm", quality=frontier(seed)),
         row("d3pm-tad", None, *orders(), Evaluation("curve/d3pm-1")),

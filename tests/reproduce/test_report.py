@@ -90,7 +90,7 @@ def test_the_report_has_the_claims_whose_rows_are_there(tmp_path):
     assert bell["interval"][0] < bell["change"] < bell["interval"][1] < 0
     written = {path.name for path in (tmp_path / "tables").iterdir()}
     assert {"claims.md", "main.md"} <= written
-    assert not {"forest.png", "curve.png", "frontier.png", "costs.md"} & written  # nothing is invented
+    assert not {"forest.png", "curve.png", "frontier-steps.png", "costs.md"} & written  # nothing is invented
 
 
 def test_rows_with_different_sentences_are_not_compared(tmp_path):

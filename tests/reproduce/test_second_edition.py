@@ -222,7 +222,7 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     assert heading.endswith("| seed 0 | seed 1 | seed 1, model |")
     written = {path.name for path in (tmp_path / "tables").iterdir()}
     pages = {f"{name}.md" for name in ("claims", "main", "costs", "setup", "rates", "rows", "spindle", "curve")}
-    assert pages | {"all-frontier.md", "curve.png", "frontier.png"} <= written
+    assert pages | {"all-frontier.md", "curve.png", "frontier-temperatures.png"} <= written
     [curve] = read_json(tmp_path / "tables" / "curve-points.json")
     assert (curve["name"], len(curve["tokens"])) == ("D3PM", 1)
     main = (tmp_path / "tables" / "main.md").read_text(encoding="utf-8")

@@ -284,7 +284,8 @@ def _label_ends(axes: Axes, one: Frontier, color: str) -> None:
     places = axes.transData.transform([*zip(one.entropy, one.perplexity, strict=True)])
     for end, inner in ((0, 1), (-1, -2)):
         x, y = places[end] - places[inner]
-        shift = 10 * x / math.hypot(x, y), 10 * y / math.hypot(x, y)
+        scale = 10 / (math.hypot(x, y) or 1.0)
+        shift = scale * x, scale * y
         look: dict[str, Any] = {"fontsize": 7.5, "color": color, "ha": "center", "va": "center"}
         point = one.entropy[end], one.perplexity[end]
         axes.annotate(one.settings[end], point, shift, textcoords="offset points", **look)
