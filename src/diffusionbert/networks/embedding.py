@@ -4,7 +4,7 @@
 
 E is a learned table of word vectors [V, D] of unit variance, used for embedding and for rounding; f is a Hugging Face
 encoder between two projections. A network that predicts tokens adds its output to what x_t itself says of a token
-(Gulrajani & Hashimoto 2023, "Likelihood-based diffusion language models", section 3):
+(Gulrajani & Hashimoto 2023, "Likelihood-based diffusion language models"):
 
     p(w | x_t) ∝ exp(f(x_t, t)·E(w) + b_w)·q(x_t | w)      x̂0 = Σ_w p(w | x_t)·E(w)
 
