@@ -268,8 +268,8 @@ class ScoringQuantity:
             EXACT: "negative log-likelihood",
             PSEUDO: "pseudo-log-likelihood",
         }
-        if self.definition.quantity == "paper":  # the published quantity of a token-dependent schedule, not a bound
-            return f"{steps}-step paper quantity"
+        if self.name == GRID and self.definition.quantity != "strict":  # such as the paper's; it is not a bound
+            return f"{steps}-step {self.definition.quantity} quantity"
         return names.get(self.name, self.name)
 
 
