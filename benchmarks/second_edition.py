@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import tyro
-from second_edition_rows import CAUSAL, JUDGE, MASKED, SIZES, STARTING, Evaluation, Row, Size, rows
+from second_edition_rows import CAUSAL, JUDGE, MASKED, SIZES, STARTING, Evaluation, Row, Settings, Size, rows
 
 from diffusionbert.evaluation.dataset import EvaluationSet, open_evaluation_set
 from diffusionbert.evaluation.evaluate import Plan, evaluate
@@ -39,6 +39,7 @@ from diffusionbert.evaluation.result import Weights
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
 from diffusionbert.networks.loading import NewBert, of_family
+from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import SYSTEMS, pretraining_of, started_from
 from diffusionbert.reporting import set_verbosity
@@ -163,14 +164,19 @@ class Work:
             if row.start is not None:
                 base = started_from(base, str(self.run_folder(row.start)))
             config = SYSTEMS[row.system].configure(base)
-        changed: Any = config.objective
-        settings = self.best(row.candidates).objective if row.candidates else row.objective
+        own = self.best(row.candidates).objective if row.candidates else row.objective
         return replace(
             config,
-            objective=replace(changed, **dict(settings)),
+            objective=self.changed(config.objective, own),
             time=config.time if row.time is None else row.time,
             training=replace(config.training, **dict(row.training)),
         )
+
+    def changed(self, objective: Any, own: Settings | ObjectiveConfig) -> ObjectiveConfig:
+        """An objective with other settings, or another one, over as many steps."""
+        if isinstance(own, ObjectiveConfig):
+            objective, own = own, (("num_steps", self.size.diffusion_steps),)
+        return replace(objective, **dict(own))
 
     def trained(self, row: Row) -> Path:
         """The run of a row; trains or resumes it unless it is finished."""
@@ -199,7 +205,7 @@ class Work:
         is_judged = any(one.judged for one in todo)
         judge = load_judge(str(self.run_folder(JUDGE) / "model"), engine.device) if is_judged else None
         for one in todo:
-            engine.config = replace(own, objective=replace(own.objective, **dict(one.objective)))
+            engine.config = replace(own, objective=self.changed(own.objective, one.objective))
             has_likelihood = bool(engine.config.objective.scoring_quantities(engine.config.time).available)
             if not one.share and not has_likelihood:
                 continue  # a system without a likelihood cannot score text

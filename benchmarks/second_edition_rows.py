@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from released_spindle import ReleasedSpindle
+
 from diffusionbert.diffusion.schedules import Mean, Spindle, Sqrt
 from diffusionbert.diffusion.time_sampling import Bell
 from diffusionbert.networks.time_conditioning import TimeEmbedding
-from diffusionbert.objectives.discrete_time import Quantity
+from diffusionbert.objectives.base import ObjectiveConfig
+from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.recipes import SYSTEMS, Start
 from diffusionbert.samplers import Sampler, SamplerConfig, SamplingRequest
 from diffusionbert.samplers.gibbs import Gibbs
@@ -87,8 +90,8 @@ class Evaluation:
     sampling: SamplingRequest | None = None
     judged: bool = False
     conventions: bool = False
-    objective: Settings = ()
-    """The objective to score with, if it is not the one used for training."""
+    objective: Settings | ObjectiveConfig = ()
+    """The objective to score with, or what differs in it, if it is not the one used for training."""
 
     def seconds(self, size: Size) -> float:
         """The estimated seconds on one H200."""
@@ -113,7 +116,8 @@ class Row:
     backbone: str = "modern"
     rate: float | None = None
     """The learning rate; None is the one chosen by the search."""
-    objective: Settings = ()
+    objective: Settings | ObjectiveConfig = ()
+    """The objective, or what differs from that of the system."""
     candidates: tuple[str, ...] = ()
     """Rows to choose from: the objective of the best one is used."""
     time: TimeEmbedding | None = None
@@ -179,6 +183,8 @@ def _precise(place: str, **changes: Any) -> Evaluation:
     return Evaluation(place, draws=512, **{"quantity": "continuous", **changes})
 
 
+STRICT = DiscreteTimeConfig(Spindle(0.3, Mean.CORPUS))
+"""The bound that models are scored by which were trained on another quantity."""
 FILES: Settings = (("export_precision", "bf16"), ("shard_size", "15MB"))
 """How networks to start from are stored: small enough to be copied elsewhere."""
 
@@ -232,7 +238,6 @@ def main_rows(seed: int) -> list[Row]:
     precise = f"spindle{seed or ''}/lambda-"
 
     by_paper = (("schedule", Spindle(0.3, Mean.SENTENCE)), ("quantity", Quantity.PAPER))
-    strictly = (("schedule", Spindle(0.3, Mean.CORPUS)), ("quantity", Quantity.STRICT))
     rows = [
         row(
             *("diffusionbert", None, *orders(), *noise()),
@@ -259,7 +264,7 @@ def main_rows(seed: int) -> list[Row]:
     ]
     paper = row(
         *("diffusionbert-spindle-paper", None),
-        *(Evaluation("spindle/lambda-0.3-paper-training", objective=strictly, quantity="grid"),),
+        *(Evaluation("spindle/lambda-0.3-paper-training", objective=STRICT, quantity="grid"),),
         *(Evaluation("spindle/lambda-0.3-paper-both", quantity="grid"),),
     )
     return [*rows, paper] if seed == 0 else rows
@@ -371,6 +376,12 @@ def spindle() -> Iterator[Row]:
     yield _row("spindle", "diffusionbert-spindle-sentence", "lambda-0.3-sentence", PLAIN, LM1B)
     weighted = (("time_sampling", Bell(0.8)),)
     yield _row("spindle", "diffusionbert-bell", "lambda-0-bell-weighted", _precise(PLAIN.place), objective=weighted)
+    # What the released code computes, for the linear model and for one that was trained on it.
+    released = Evaluation("spindle/lambda-0-released-quantity", objective=ReleasedSpindle(0.3), quantity="grid")
+    yield _row("spindle", "diffusionbert", "lambda-0-again", PLAIN, released)
+    own = Evaluation("spindle/lambda-0.3-released-both", quantity="grid")
+    strictly = Evaluation("spindle/lambda-0.3-released-training", objective=STRICT, quantity="grid")
+    yield _row("spindle", "diffusionbert-spindle", "lambda-0.3-released", own, strictly, objective=ReleasedSpindle(0.3))
 
 
 def diffusion_lm() -> Iterator[Row]:

@@ -163,8 +163,12 @@ def test_rows_are_trained_from_their_start_and_evaluated_with_shared_noise(work,
     assert (model.pretraining_tokens, model.start, model.backbone) == (seen, "pretrained", "modernbert")
     orders = [result(work, f"orders/diffusionbert{name}") for name in ("", "-left-to-right", "-confidence", "-entropy")]
     assert [[*one.likelihoods] for one in orders] == [["continuous"], ["left-to-right"], ["confidence"], ["entropy"]]
-    paper = result(work, "spindle/lambda-0-paper-quantity").likelihoods["grid"]
-    assert (paper.kind.value, paper.protocol.definition.quantity) == ("pseudo", "paper")
+    do(work, "spindle/lambda-0.3-released")
+    scored = {"lambda-0-paper-quantity": "paper", "lambda-0.3-released-both": "released"}
+    for name, quantity in scored.items():
+        own = result(work, f"spindle/{name}").likelihoods["grid"]
+        assert (own.kind.value, own.protocol.definition.quantity) == ("pseudo", quantity)
+    assert result(work, "spindle/lambda-0.3-released-training").likelihoods["grid"].kind.value == "bound"
 
 
 @pytest.mark.slow
