@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tyro
-from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference
+from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference, percent
 from sampling_frontier import at_entropy
 from second_edition_rows import ORDERS, SIZES
 
@@ -51,6 +51,7 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
             _rows(kept, output, group)
         _orders(kept, output)
         _spindle(kept, output)
+        _released(source, output)
         _conventions(kept, output)
         for group in ("curve", "curve-plain"):
             _curve_table(kept, output, group)
@@ -193,6 +194,12 @@ def _orders(kept: Kept, output: Path) -> None:
 
 SPINDLE = {"lambda-0": "diffusionbert", "lambda-0-bell": "diffusionbert-bell", "lambda-0.3": "diffusionbert-spindle"}
 """Main rows among the rows on the spindle's strength."""
+QUANTITIES = {
+    "strict": "bound, T = 512, 64 draws",
+    "paper": "the paper's quantity, T = 512",
+    "released": "the released code's, T = 512",
+}
+"""What is summed over the steps of the grid, and the headings of its columns."""
 
 
 def _spindle(kept: Kept, output: Path) -> None:
@@ -200,13 +207,39 @@ def _spindle(kept: Kept, output: Path) -> None:
     rows = []
     for name in [name for name in kept.names("spindle") if not _is_other_text(name)]:
         result, main = kept.result("spindle", name), SPINDLE.get(name, "")
-        own = result.primary
-        is_bound = own is not None and own.kind.value == "bound"
-        steps = _perplexity(kept.result("seed0", main) if kept.has("seed0", main) else result, "grid")
-        cells = (_perplexity(result, "continuous"), steps, "–") if is_bound else ("–", "–", _perplexity(result, "grid"))
-        rows.append((f"`{name}`", *cells))
-    heading = "row", "bound, continuous time, 512 draws", "bound, T = 512, 64 draws", "the paper's quantity, T = 512"
+        steps = kept.result("seed0", main) if kept.has("seed0", main) else result
+        shown = dict.fromkeys(QUANTITIES, "–")
+        if "grid" in steps.likelihoods:
+            shown[steps.likelihoods["grid"].protocol.definition.quantity] = _perplexity(steps, "grid")
+        rows.append((f"`{name}`", _perplexity(result, "continuous"), *shown.values()))
+    heading = "row", "bound, continuous time, 512 draws", *QUANTITIES.values()
     _write(output / "spindle.md", heading, rows)
+
+
+def _released(source: Path, output: Path) -> None:
+    """One model, and token frequencies, scored by the bound and as the released code scores the spindle."""
+    path = source / "released.json"
+    rows = []
+    for row in read_json(path)["rows"] if path.exists() else ():
+        cells = [row["quantities"].get(name) for name in RELEASED]
+        shown = ["–" if own is None else f"{own['perplexity']:.1f}{_change(own)}" for own in cells]
+        rows.append((f"`{row['text']}`", row["by"], *shown))
+    _write(output / "released.md", ("text", "predicted by", *RELEASED.values()), rows, texts=2)
+
+
+def _change(own: dict[str, Any]) -> str:
+    """The change from the bound with its interval, if it is not the bound itself."""
+    low, high = own["ci95"]
+    return f", {percent(own['change'])} [{percent(low)}, {percent(high)}]" if low < high else ""
+
+
+RELEASED = {
+    "linear": "bound",
+    "paper": "the paper's quantity",
+    "own_posterior": "released masking, its own unmasking",
+    "released": "as released",
+}
+"""Quantities of `released_spindle.py`, and the headings of their columns."""
 
 
 def _curve_table(kept: Kept, output: Path, group: str, text: str = "") -> None:
