@@ -374,8 +374,8 @@ def test_invalid_objectives_are_refused():
             make()
     with pytest.raises(ValueError, match="reweight again"):
         DiscreteTime(printed, UNEVEN, Quantity.PAPER)
-    published = Absorbing(Spindle(0.3, Mean.SENTENCE), SKEWED.mask_id, information, reweighted=False)
-    DiscreteTime(published, UNEVEN, Quantity.PAPER)  # no bound, but defined
+    without = Absorbing(Spindle(0.3, Mean.SENTENCE), SKEWED.mask_id, information, reweighted=False)
+    DiscreteTime(without, UNEVEN, Quantity.PAPER)  # no bound, but defined
     with pytest.raises(ValueError, match="reweight"):
         ContinuousTime(Absorbing(Spindle(0.3), SKEWED.mask_id, information, reweighted=False))
     with pytest.raises(ValueError, match="absorbing"):

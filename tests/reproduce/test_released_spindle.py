@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from claims import percent
 from languages import Bayes, Language, exact_nats
 from released_spindle import ReleasedProcess, Settings, by_frequencies, measure
+from report import report
 from tiny_models import toy_sentences, trained_run
 
 from diffusionbert.diffusion.schedules import uniform_grid
@@ -96,10 +98,7 @@ def test_as_released_rare_tokens_count_less_and_frequent_ones_more():
 def test_its_total_probability_is_above_one():
     """With the best network there is, its number is below the entropy, which no likelihood can be."""
     language = Language(2, 2, [0.90, 0.045, 0.045, 0.01])
-    counts = torch.zeros(language.vocabulary, dtype=torch.float64)
-    for position in range(language.length):
-        counts.index_add_(0, language.sentences[:, position], language.probabilities * 1e4)
-    process = ReleasedProcess(0.3, TokenStatistics(language.mask_id, -1, language.allowed, (), counts.round().long()))
+    process = ReleasedProcess(0.3, TokenStatistics(language.mask_id, -1, language.allowed, (), language.counts(1e4)))
     objective = DiscreteTime(process, uniform_grid(64), Quantity.PAPER)
     nats = exact_nats(objective, Bayes(language, process), language.batch())
     assert float((-nats).exp().sum()) > 1.01
@@ -117,6 +116,12 @@ def test_a_model_is_scored_by_every_quantity(tmp_path):
     assert rows["model"].keys() == {"linear", "paper", "own_posterior", "released"}
     assert rows["model"]["linear"]["change"] == 0
     assert rows["token frequencies"]["released"]["ci95"][1] < 0
+    report(tmp_path, tmp_path / "tables")
+    table = (tmp_path / "tables" / "released.md").read_text(encoding="utf-8").splitlines()
+    assert [line.count("|") for line in table] == [7] * 4
+    bound, change = rows["model"]["linear"]["perplexity"], rows["model"]["released"]["change"]
+    assert f"| `toy` | model | {bound:.1f} |" in table[3]
+    assert f", {percent(change)} [" in table[3]
     engine = load_engine(str(trained_run()))
     nats, words = by_frequencies(engine, toy_sentences(5), settings)
     # Each token by its frequency: the sum of their information.

@@ -220,7 +220,7 @@ class DiffusionOptions:
     """T, the number of steps of the time grid."""
     quantity: Annotated[Literal["strict", "paper"] | None, option("{strict,paper}")] = None
     """The quantity to optimize: strict is a bound on the likelihood.
-    paper, which the published spindle figures are based on, is not."""
+    paper, He et al.'s for the spindle, is not."""
     hybrid: OptionalFloat = None
     """The weight of D3PM's auxiliary cross-entropy."""
     noise: Annotated[Literal["absorbing", "uniform"] | None, option("{absorbing,uniform}")] = None

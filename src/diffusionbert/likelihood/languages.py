@@ -52,10 +52,14 @@ class Language:
 
     def information(self) -> TokenInformation:
         """Token information from a large corpus of this language."""
+        return TokenInformation.from_counts(self.counts(1e9), allowed=self.allowed)
+
+    def counts(self, sentences: float) -> Tensor:
+        """How often each token occurs in a corpus of so many sentences, as expected."""
         counts = torch.zeros(self.vocabulary, dtype=torch.float64)
         for position in range(self.length):
-            counts.index_add_(0, self.sentences[:, position], self.probabilities * 1e9)
-        return TokenInformation.from_counts(counts, allowed=self.allowed)
+            counts.index_add_(0, self.sentences[:, position], self.probabilities * sentences)
+        return counts
 
     def batch(self, tokens: Tensor | None = None) -> Batch:
         tokens = self.sentences if tokens is None else tokens

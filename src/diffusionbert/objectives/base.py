@@ -80,7 +80,7 @@ class LikelihoodDefinition:
     """What exactly a likelihood is; numbers with different definitions never share a column."""
 
     quantity: str = "strict"
-    """`strict` (a bound on -log p), `paper` (the spindle's published quantity), `nll` or `pseudo-likelihood`."""
+    """`strict` (a bound on -log p), `paper` (the paper's, for the spindle), `nll` or `pseudo-likelihood`."""
     time: TimeGrid | None = None  # None where no diffusion time is involved
     estimator: Estimator = Estimator.UNSPECIFIED
     schedule: Component | None = None  # None where the number does not depend on it

@@ -52,8 +52,8 @@ class Quantity(Enum):
 
     STRICT = "strict"  # the divergence: a bound on -log p(x0)
     PAPER = "paper"
-    """r_{s|t}(x0)·cross-entropy, which the published spindle figures use. Under a token-dependent schedule this is
-    *not* a bound: the reverse process is given the rarity of the masked token."""
+    """r_{s|t}(x0)·cross-entropy, the paper's. Under a token-dependent schedule this is *not* a bound: the reverse
+    process is given the rarity of the masked token."""
 
 
 @register("discrete-time")

@@ -541,7 +541,7 @@ def _left_to_right(tokens: Tensor) -> Tensor:
 
 EXAMPLES = {
     "spindle": Example(
-        "the published spindle quantity (He et al. 2022): T = 16, λ = 0.3, sentence mean, a 5 % linear floor",
+        "the paper's quantity for the spindle (He et al. 2022): T = 16, λ = 0.3, sentence mean, a 5 % linear floor",
         "paper",
         PAPER,
         _of_process(PAPER, Spindle(0.3, Mean.SENTENCE, floor=0.05), Quantity.PAPER),
