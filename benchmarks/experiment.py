@@ -35,6 +35,8 @@ def keep(source: Folder, target: Folder, samples: int = 20) -> None:
     ):
         for path in source.glob(f"*/{name}"):
             copy = _kept_as(path, source, target)
+            if copy is None:
+                continue
             copy.parent.mkdir(parents=True, exist_ok=True)
             # Where the package lies on a machine is not a setting.
             content = path.read_text(encoding="utf-8").replace(str(BUNDLED), "src/diffusionbert/bundled")
@@ -56,13 +58,15 @@ def keep(source: Folder, target: Folder, samples: int = 20) -> None:
         (copy / "samples.txt").write_text("".join(texts[:samples]), encoding="utf-8")
 
 
-def _kept_as(path: Path, source: Path, target: Path) -> Path:
-    """Where a file of a row is kept: under the row's name, unless that is taken by a model with other weights."""
+def _kept_as(path: Path, source: Path, target: Path) -> Path | None:
+    """Where a file of a row is kept: under its name, unless others have it; None if it is unfinished then."""
     group, kind, *inner = path.relative_to(source).parts
     if not inner:
         return target / group / kind
     row = Path(inner[0]).stem if kind == "seconds" else inner[0]
     own, name = _weights(source / group / "seconds" / f"{row}.json"), row
+    if own is None and _weights(target / group / "seconds" / f"{name}.json") is not None:
+        return None
     while _weights(target / group / "seconds" / f"{name}.json") not in (None, own):
         name += "-again"
     folder = target / group / ("trained" if kind == "runs" else kind)

@@ -52,9 +52,13 @@ def test_a_network_that_was_trained_again_is_kept_next_to_the_first(tmp_path):
     for folder in (run, record.parent):
         folder.mkdir(parents=True)
     for weights in ("first", "second", "second", "first"):
+        record.unlink(missing_ok=True)
+        (run / "log.jsonl").write_text(f"unfinished {weights}")
+        keep(source, target)  # until it is finished, this is kept only where nothing else is
         (run / "log.jsonl").write_text(weights)
         record.write_text(f'{{"weights": "{weights}"}}')
         keep(source, target)
+    assert len([*(target / "starts" / "trained").iterdir()]) == 2
     kept = {path.name: read_json(path)["weights"] for path in (target / "starts" / "seconds").iterdir()}
     logs = {path.parent.name: path.read_text() for path in (target / "starts").rglob("log.jsonl")}
     assert kept == {"masked.json": "first", "masked-again.json": "second"}
