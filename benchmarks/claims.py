@@ -9,7 +9,7 @@ several:
     an equality   holds if the interval lies within ± 5 %, does not hold if it lies outside
     more BLEU-4   decides nothing if self-BLEU is higher, too, nor does less if it is lower: one buys the other
     a bound against an exact value  can only hold in favor of the bound: above it, it may be loose
-    otherwise undecided; and undecided, too little training, if a system's perplexity is more than half of that of word
+    otherwise undecided; and undecided, too little training, if a system's perplexity is more than half of that of token
     frequencies alone: it is still on the plateau from which training from random weights starts; and undecided, one
     training run, if the sign of a difference of less than 5 % would decide and no second run shows the spread of seeds
 """
@@ -184,6 +184,18 @@ def verdict(low: float, high: float, sign: int, size: float | None = None) -> st
     return "holds" if least > 0 else "undecided"
 
 
+def of_runs(said: str, sign: int, size: float | None, change: float, seeds: int) -> str:
+    """A verdict, unless it follows from the sign of a small difference, which another training run might reverse."""
+    by_sign = sign != 0 and (said == "holds" or (said == "does not hold" and size is None))
+    return "undecided: one training run" if seeds == 1 and by_sign and abs(change) < MARGIN else said
+
+
+def is_loose(kinds: tuple[str, str], interval: tuple[float, float]) -> bool:
+    """Whether a bound lies above an exact value, which its looseness may explain."""
+    low, high = interval
+    return (kinds == ("bound", "exact") and low > 0) or (kinds == ("exact", "bound") and high < 0)
+
+
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +314,7 @@ def quality(kept: Kept, claim: QualityClaim) -> dict[str, Any] | None:
         said = "undecided: less diverse"
     if said == "does not hold" and diversity.high < 0:
         said = "undecided: more diverse"
+    said = of_runs(said, claim.sign, None, math.expm1(bleu.value), len(pairs))
     means = [float(np.mean([pair[side].bleu4.mean for pair in pairs])) for side in (0, 1)]
     return _quality_row(claim, bleu, f"BLEU-4 {means[0]:.3f} against {means[1]:.3f}", said, len(pairs))
 
@@ -340,6 +353,7 @@ def quality_at_equal_diversity(kept: Kept, claim: QualityClaim) -> dict[str, Any
     drawn = [change(*(one[:, :, index] for one in resampled)) for index in range(resampled[0].shape[2])]
     found = Difference(change(*measured), *percentile_interval(np.array(drawn)), math.nan)
     said = verdict(math.expm1(found.low), math.expm1(found.high), claim.sign)
+    said = of_runs(said, claim.sign, None, math.expm1(found.value), 1)
     return _quality_row(claim, found, f"BLEU-4 at self-BLEU {low:.2f} to {high:.2f}", said, 1)
 
 
@@ -366,27 +380,25 @@ def _quality_row(claim: QualityClaim, found: Difference, shown: str, said: str, 
     }
 
 
-def word_entropy(kept: Kept) -> float | None:
-    """The nats per token of word frequencies alone, if the experiment stored them; otherwise None."""
-    file = kept.source / "words" / "settings.json"
+def unigram_nats(kept: Kept) -> float | None:
+    """The nats per token of token frequencies alone, if the experiment stored them; otherwise None."""
+    file = kept.source / "unigram" / "settings.json"
     return float(read_json(file)["nats_per_token"]) if file.exists() else None
 
 
 def claim_rows(kept: Kept) -> Iterator[dict[str, Any]]:
     """One line for each claim whose rows exist."""
-    unigram = word_entropy(kept)
+    unigram = unigram_nats(kept)
     for claim in CLAIMS:
         found = difference(kept, claim)
         if found is None:
             continue
-        said = verdict(*found.interval, claim.sign, claim.paper if claim.sized else None)
-        if found.kinds[0] != found.kinds[1] and found.interval[0] > 0:
+        size = claim.paper if claim.sized else None
+        said = of_runs(verdict(*found.interval, claim.sign, size), claim.sign, size, found.change, found.seeds)
+        if is_loose(found.kinds, found.interval):
             said = "undecided: the bound may be loose"
         if unigram is not None and max(found.perplexities) > math.exp(unigram) / 2:
             said = "undecided: too little training"
-        is_sign_alone = claim.sign != 0 and (said == "holds" or (said == "does not hold" and not claim.sized))
-        if found.seeds == 1 and is_sign_alone and abs(found.change) < MARGIN:
-            said = "undecided: one training run"
         yield {
             "claim": claim.text,
             "where": claim.where,

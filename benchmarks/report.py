@@ -299,7 +299,8 @@ def _equal_compute(kept: Kept, output: Path) -> None:
             reference = np.interp(np.log(tokens), np.log([at for at, _ in own]), [nats for _, nats in own])
             cells.append(f"{np.exp(point[1] - reference):.2f}")
         if set(cells) != {"–"}:
-            rows.append((f"{points['d3pm', share][0] / 1e6:.1f}M", *cells))
+            total = np.median([tokens for (_, at), (tokens, *_) in points.items() if at == share])
+            rows.append((f"{total / 1e6:.1f}M", *cells))
     _write(output / "compute.md", ("total tokens", "another text : D3PM", "same text : D3PM"), rows, texts=0)
 
 
@@ -395,7 +396,8 @@ def _costs(source: Path, output: Path) -> None:
     rows = []
     for path in sorted(source.glob("*/seconds/*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        minutes, tokens = record["seconds"] / record["workers"] / 60, record.get("tokens")
+        seconds = record.get("gpu_seconds", record["seconds"] / record["workers"])
+        minutes, tokens = seconds / 60, record.get("tokens")
         names = (commits.get(record["code"]), *map(record.get, ("code", "data", "start", "weights")))
         hashes = (f"`{str(name or '–')[:12]}`" for name in names)
         millions = "–" if tokens is None else f"{tokens / 1e6:.1f}M"
@@ -461,7 +463,7 @@ def _point(result: EvaluationResult) -> tuple[int, float, tuple[float, float], s
 
 def _frontier(kept: Kept, output: Path) -> None:
     """Figure 3: quality against diversity, by a judge and by BLEU, over steps and over temperatures."""
-    if not kept.names("frontier"):
+    if not _sampled(kept, "frontier"):
         return
     judged, real = _judged(kept, "frontier")
     write_json(output / "frontier-points.json", [asdict(one) for one in (*judged, real)])
@@ -472,11 +474,13 @@ def _frontier(kept: Kept, output: Path) -> None:
     for title, varied, own in _sampled(kept, "frontier"):
         if varied == "temperatures":
             bleu, self_bleu = ([getattr(result, name).mean for *_, result in own] for name in ("bleu4", "self_bleu4"))
-            compared.append(figures.Tradeoff(title, self_bleu, bleu, [f"{value:g}" for value, *_ in own]))
-            others = own[0][-1].generation.real
-    star = figures.Tradeoff(real.name, [others.self_bleu4.value], [others.bleu4.value])
-    figures.quality_diversity(compared, star, output / "tradeoffs.png")
-    _at_equal_entropy(kept, output)
+            line = figures.Tradeoff(title, self_bleu, bleu, [f"{value:g}" for value, *_ in own])
+            compared.append((line, own[0][-1].generation.real))
+    if compared:
+        lines, others = zip(*compared, strict=True)
+        star = figures.Tradeoff(real.name, [others[-1].self_bleu4.value], [others[-1].bleu4.value])
+        figures.quality_diversity(lines, star, output / "tradeoffs.png")
+        _at_equal_entropy(kept, output)
 
 
 def _sampled(kept: Kept, group: str) -> list[tuple[str, str, list[tuple[float, str, EvaluationResult]]]]:
@@ -496,8 +500,11 @@ def _judged(
     kept: Kept, group: str, other: dict[str, Any] | None = None
 ) -> tuple[list[figures.Frontier], figures.Frontier]:
     """Perplexities against entropies, of all systems and of real sentences; from another judge if one is given."""
-    lines, real = [], None
-    for title, varied, own in _sampled(kept, group):
+    lines, sampled = [], _sampled(kept, group)
+    one = sampled[0][-1][0][-1].generation
+    value = one.judge.real.perplexity if other is None else other["real"]["perplexity"]
+    real = figures.Frontier("real sentences", [one.real.entropy_pooled], [value])
+    for title, varied, own in sampled:
         texts = [result.generation for *_, result in own]
         found = [one.judge.samples for one in texts]
         points = [(one.perplexity, one.ci95) for one in found]
@@ -510,18 +517,15 @@ def _judged(
         entropies = [one.samples.entropy_pooled for one in texts]
         settings = [f"{value:g}" for value, *_ in own]
         lines.append(figures.Frontier(title, entropies, perplexities, intervals, settings, varied))
-        value = texts[0].judge.real.perplexity if other is None else other["real"]["perplexity"]
-        real = figures.Frontier("real sentences", [texts[0].real.entropy_pooled], [value])
-    assert real is not None
     return lines, real
 
 
 def _at_equal_entropy(kept: Kept, output: Path) -> None:
     """The judges' perplexities where samples are as varied as real sentences, between two temperatures; by seed."""
     columns, second = {"seed 0": _judged(kept, "frontier")}, kept.source / "frontier1" / "judged.json"
-    if kept.names("frontier1"):
+    if _sampled(kept, "frontier1"):
         columns["seed 1"] = _judged(kept, "frontier1")
-    if second.exists():
+    if second.exists() and "seed 1" in columns:
         other = read_json(second)
         columns[f"seed 1, {other['judge']}"] = _judged(kept, "frontier1", other)
     found: dict[str, dict[str, tuple[float, str]]] = {}

@@ -8,10 +8,11 @@
 
 `TEXT` is a folder with news.train-*.txt.xz, news.valid, news.test, wiki.train-*, wiki.valid and lm1b.heldout. `run`
 runs the remaining rows, each with its own log (GROUP/logs), in several processes; rows of one process share its imports
-and its compiled code. It starts nothing that would not finish in time. A stopped row is resumed, and existing
-evaluations are kept. On another machine, kept rows (`--kept`) are not run again, except networks that others start
-from: copy their model folders (in files of at most 15 MB), or let them be trained once more. `second_edition_rows.py`
-defines the rows.
+and its compiled code. It starts nothing that would not finish in time. A stopped row is resumed if its settings are the
+same, and existing evaluations are kept. Texts and models may arrive while it runs: what belongs to NAME is not read as
+long as there is a file NAME.part beside it. On another machine, kept rows (`--kept`) are not run again, except networks
+that others start from: copy their model folders (in files of at most 15 MB), or let them be trained once more.
+`second_edition_rows.py` defines the rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from diffusionbert.evaluation.judges import load_judge
 from diffusionbert.evaluation.result import Weights
 from diffusionbert.inference.engine import Engine, load_engine
 from diffusionbert.likelihood.estimate import EstimationBudget, fast_products
-from diffusionbert.networks.loading import NewBert, of_family
+from diffusionbert.networks.loading import NewBert, Pretrained, of_family
 from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import SYSTEMS, pretraining_of, started_from
@@ -49,7 +50,7 @@ from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.log import ValidationEvent, events_of
 from diffusionbert.training.optim import fitting_ema
-from diffusionbert.training.run import train
+from diffusionbert.training.run import stored_config, train
 from diffusionbert.training.run_folder import RunFolder
 
 Folder = tyro.conf.Positional[Path]
@@ -88,15 +89,21 @@ class Work:
 
     def corpus(self, name: str) -> str:
         """The file of a text by name, such as news.train or lm1b.heldout; a glob if there are several."""
-        found = sorted(self.text.glob(f"{name}*.txt*"))
+        found = self.files(name)
         if not found:
-            raise SystemExit(f"{str(self.text)!r} has no {name}*.txt*; give the folder of the texts")
-        return str(found[0]) if len(found) == 1 else str(self.text / f"{name}-*.txt*")
+            raise SystemExit(f"{str(self.text)!r} has no {name}*.txt or {name}*.txt.xz; give the folder of the texts")
+        return str(found[0]) if len(found) == 1 else str(self.text / f"{name}-*{''.join(found[0].suffixes[1:])}")
+
+    def files(self, name: str) -> list[Path]:
+        """The files of a text, compressed or not; none while they arrive."""
+        if (self.text / f"{name}.part").exists():
+            return []
+        return sorted(path for end in (".txt", ".txt.xz") for path in self.text.glob(f"{name}*{end}"))
 
     def is_ready(self, row: Row) -> bool:
         """Whether the texts and models that a row uses exist; they may arrive while other rows run."""
         texts = f"{row.text}.train", f"{row.text}.valid", *(one.text for one in row.evaluations)
-        return all(map(self.has_model, row.models)) and all(any(self.text.glob(f"{name}*.txt*")) for name in texts)
+        return all(map(self.has_model, row.models)) and all(map(self.files, texts))
 
     def run_folder(self, key: str) -> Path:
         group, name = key.split("/")
@@ -114,7 +121,8 @@ class Work:
         return self.kept is not None and (self.kept / self.record(row).relative_to(self.output)).exists()
 
     def has_model(self, key: str) -> bool:
-        return (self.run_folder(key) / "model").is_dir()
+        folder = self.run_folder(key) / "model"
+        return folder.is_dir() and not folder.with_name("model.part").exists()
 
     def evaluation(self, row: Row, one: Evaluation) -> Path:
         group, name = one.place.format(group=row.group, name=row.name).split("/")
@@ -181,6 +189,8 @@ class Work:
     def trained(self, row: Row) -> Path:
         """The run of a row; trains or resumes it unless it is finished."""
         folder = RunFolder(self.run_folder(row.key))
+        if folder.config.exists() and _essence(stored_config(folder.path)) != _essence(self.config(row)):
+            raise SystemExit(f"{str(folder.path)!r} was begun with other settings than {row.key} has now; delete it")
         if not (is_finished(folder.path) and folder.model.is_dir()):
             resume = folder.config.exists()
             done = train(None if resume else self.config(row), folder.path, cache=self.cache, resume=resume)
@@ -211,14 +221,14 @@ class Work:
                 continue  # a system without a likelihood cannot score text
             texts = open_evaluation_set(engine, self.corpus(one.text), sentences=self.size.sentences)
             if one.text == "news.test":
-                self.store_word_entropy(engine, texts)
+                self.store_unigram_nats(engine, texts)
             with fast_products():
                 wanted = self.measured(row, one, engine, has_likelihood=has_likelihood)
                 found = evaluate(engine, texts, wanted, judge if one.judged else None)
             found.save(self.evaluation(row, one))
 
     def measured(self, row: Row, one: Evaluation, engine: Engine, *, has_likelihood: bool) -> Plan:
-        """What to measure; all systems with a likelihood share their noise."""
+        """What to measure; all systems whose likelihoods are estimated alike share their noise."""
         draws = min(one.draws, self.size.max_draws)
         return Plan(
             one.sampling or SYSTEMS[row.system].sampling,
@@ -232,9 +242,9 @@ class Work:
             shared_noise=True,
         )
 
-    def store_word_entropy(self, engine: Engine, texts: EvaluationSet) -> None:
-        """Stores the nats of the training text's word frequencies on the test text; systems below it use context."""
-        file = self.output / "words" / "settings.json"
+    def store_unigram_nats(self, engine: Engine, texts: EvaluationSet) -> None:
+        """Stores the nats of the training text's token frequencies on the test text; systems below it use context."""
+        file = self.output / "unigram" / "settings.json"
         if file.exists():
             return
         own = torch.tensor([token for number in texts.numbers for token in texts.sequences[number]])
@@ -262,6 +272,27 @@ class Work:
         self.record(row).parent.mkdir(parents=True, exist_ok=True)
         write_json(self.record(row), record)
 
+    def account(self, row: Row, seconds: float) -> None:
+        """Adds to a row's share of the GPU's time, also if it was stopped and will be resumed."""
+        record, spent = self.record(row), self.record(row).with_suffix(".spent")
+        seconds += float(spent.read_text(encoding="utf-8")) if spent.exists() else 0.0
+        if record.exists():
+            write_json(record, read_json(record) | {"gpu_seconds": seconds})
+            spent.unlink(missing_ok=True)
+        else:
+            spent.parent.mkdir(parents=True, exist_ok=True)
+            spent.write_text(str(seconds), encoding="utf-8")
+
+
+def _essence(config: RunConfig) -> RunConfig:
+    """A configuration without what may differ between machines: paths and compilation."""
+    return replace(
+        config,
+        data=DataConfig("", max_length=config.data.max_length),
+        backbone=NewBert() if isinstance(config.backbone, Pretrained) else config.backbone,
+        training=replace(config.training, compile=False),
+    )
+
 
 # ---- all rows -------------------------------------------------------------------------------------------------------
 
@@ -275,11 +306,13 @@ class Worker:
     """What it is doing; None if it waits for a row."""
     compiled: set[str] = field(default_factory=set)
     """The networks of the rows it has done, which it need not compile again."""
+    share: float = 0.0
+    """The seconds of the GPU that its row took: while three rows run, each takes a third."""
 
     def give(self, row: Row) -> None:
         """Starts a row; if the process has ended, `run` will notice."""
         assert self.process.stdin is not None
-        self.row = row
+        self.row, self.share = row, 0.0
         self.compiled.add(row.network)
         with suppress(BrokenPipeError):
             self.process.stdin.write(f"{row.key}\n")
@@ -316,7 +349,7 @@ def run(
     work, started = Work(output, text, SIZES[size], kept, compile), time.monotonic()
     finished, waiting = _planned(work, only)
     running: list[Worker] = []
-    is_late = False
+    is_late, last = False, started
     while True:
         left = 60 * minutes - (time.monotonic() - started)
         possible = [one for one in waiting if finished.issuperset(one.needs) and work.is_ready(one)]
@@ -341,6 +374,10 @@ def run(
             for worker in running:
                 worker.process.terminate()  # training then writes a checkpoint, which a second signal would prevent
         time.sleep(0.05 if size == "tiny" else 0.5)
+        last, passed = (now := time.monotonic()), now - last
+        busy = sum(worker.row is not None for worker in running)
+        for worker in running:
+            worker.share += passed / busy
         for worker in list(running):
             is_done = worker.row is not None and work.is_done(worker.row)
             if worker.process.poll() is not None:
@@ -348,6 +385,7 @@ def run(
             elif not is_done:
                 continue
             if (row := worker.release()) is not None:
+                work.account(row, worker.share)
                 finished |= {row.key} if is_done else set()
                 state = "done" if is_done else "not finished, see its log"
                 print(f"{time.monotonic() - started:6.0f} s  {row.key}: {state}", flush=True)
@@ -359,6 +397,12 @@ def run(
 
 def _planned(work: Work, only: tuple[str, ...]) -> tuple[set[str], list[Row]]:
     """The rows that are finished, and those to run: what is wanted, and networks it needs that are elsewhere."""
+    for one in filter(work.is_done, rows()):
+        if (tokens := read_json(work.record(one))["tokens"]) != one.tokens(work.size):
+            raise SystemExit(
+                f"{one.key} was trained on {tokens:,} tokens in {str(work.output)!r}, but its size is "
+                f"{one.tokens(work.size):,} now; choose another folder"
+            )
     finished = {one.key for one in rows() if work.is_done(one) or work.is_kept(one)}
     wanted = {one.key for one in rows() if not only or {one.group, one.key} & {*only}} - finished
     for one in reversed(rows()):  # a start may need another one

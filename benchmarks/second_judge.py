@@ -25,7 +25,7 @@ from diffusionbert.training.model_folder import BUNDLED
 Folder = tyro.conf.Positional[Path]
 
 
-def judge(kept: Folder, output: Folder, judge: str, text: Path, samples: int = 500, sentences: int = 2000) -> None:
+def judge(kept: Folder, output: Folder, judge: str, text: Path, samples: int = 500) -> None:
     """Write the perplexities of samples and of real sentences.
 
     Args:
@@ -34,7 +34,6 @@ def judge(kept: Folder, output: Folder, judge: str, text: Path, samples: int = 5
         judge: The judge.
         text: The test text.
         samples: The number of samples per row: those that BLEU-4 is computed from, which come first.
-        sentences: The number of lines of the test text that rows were evaluated on.
     """
     reader, rows = load_judge(judge, torch.device("cpu")), dict[str, Any]()
     for file in sorted(kept.glob("frontier1/evaluations/*/samples.txt")):
@@ -42,10 +41,11 @@ def judge(kept: Folder, output: Folder, judge: str, text: Path, samples: int = 5
         if re.search(r"-T=[\d.]+$", name):
             rows[name] = _perplexity(reader, file.read_text(encoding="utf-8").splitlines()[:samples])
             print(f"{name:<36} {rows[name]['perplexity']:8.1f}", flush=True)
-    texts = open_evaluation_set(load_engine(BUNDLED), str(text), sentences=sentences)
+    texts = open_evaluation_set(load_engine(BUNDLED), str(text))
     real = _perplexity(reader, [texts.decoded[number] for number in texts.some(samples)])
     print(f"{'real sentences':<36} {real['perplexity']:8.1f}")
-    write_json(output, {"judge": Path(judge).stem, "samples": samples, "rows": rows, "real": real})
+    name = Path(judge).stem if Path(judge).is_file() else Path(judge).name
+    write_json(output, {"judge": name, "samples": samples, "rows": rows, "real": real})
 
 
 def _perplexity(reader: Judge, texts: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Estimator
 from diffusionbert.recipes import SYSTEMS
-from diffusionbert.storage.files import read_json
+from diffusionbert.storage.files import read_json, write_json
 from diffusionbert.training.run import stored_config
 
 ROWS = {row.key: row for row in rows()}
@@ -203,6 +203,21 @@ def test_what_is_done_is_not_repeated(work, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_row_with_other_settings_is_not_resumed(work, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    do(work, "seed0/diffusionbert")
+    row = ROWS["seed0/diffusionbert"]
+    elsewhere = replace(work, text=work.text.parent / "elsewhere", compile=True)
+    shutil.copytree(work.text, elsewhere.text)
+    assert elsewhere.trained(row) == work.trained(row)  # this is the same row
+    for changed in (replace(row, seed=7), replace(row, objective=(("hybrid", 0.5),)), replace(row, share=0.5)):
+        with pytest.raises(SystemExit, match="was begun with other settings than seed0/diffusionbert has now"):
+            work.trained(changed)
+    with pytest.raises(SystemExit, match="choose another folder"):
+        second_edition._planned(replace(work, size=replace(work.size, tokens=10 * work.size.tokens)), ())
+
+
+@pytest.mark.slow
 def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     do(work, "seed0/diffusionbert", "seed0/diffusionbert-pte", "spindle/lambda-0.1")
@@ -259,6 +274,31 @@ def test_a_run_that_is_killed_is_continued(work, tmp_path, monkeypatch):
     assert {"code", "data", "weights"} <= read_json(again.record(ROWS["rates/d3pm-tad-0.001"])).keys()
 
 
+def test_what_has_not_arrived_whole_is_not_read(work, tmp_path):
+    own, row = Work(tmp_path / "output", tmp_path, SIZES["tiny"]), ROWS["seed0/diffusionbert"]
+    shutil.copytree(work.text, tmp_path, dirs_exist_ok=True)
+    for key in row.models:
+        (own.run_folder(key) / "model").mkdir(parents=True)
+    assert own.is_ready(row)
+    for part in (own.run_folder(row.start) / "model.part", own.text / "news.train.part", own.text / "news.test.part"):
+        part.touch()
+        assert not own.is_ready(row)
+        part.unlink()
+    (own.text / "news.train-1.txt.xz.unfinished").touch()
+    assert [path.name for path in own.files("news.train")] == ["news.train-0.txt", "news.train-1.txt"]
+    (own.text / "wiki.valid.txt").rename(own.text / "wiki.valid.txt.unfinished")
+    assert not own.is_ready(ROWS["starts/masked-wiki-modern"])
+
+
+def test_the_time_of_a_row_is_added_up_over_all_attempts(tmp_path):
+    own, row = Work(tmp_path, tmp_path), ROWS["seed0/d3pm"]
+    own.account(row, 20.0)
+    own.account(row, 3.0)
+    write_json(own.record(row), {"seconds": 9.0})
+    own.account(row, 4.5)
+    assert read_json(own.record(row)) == {"seconds": 9.0, "gpu_seconds": 27.5}
+
+
 class Process:
     """A process that never does anything, and ends after some polls."""
 
@@ -306,7 +346,7 @@ def test_a_process_does_the_rows_of_one_network_after_another(work, monkeypatch,
         worker.compiled.add(row.network)
         given.append(row)
         own.record(row).parent.mkdir(parents=True, exist_ok=True)
-        own.record(row).touch()
+        write_json(own.record(row), {})
 
     monkeypatch.setattr(Worker, "give", give)
     monkeypatch.setattr(second_edition, "_begin", lambda *_: Process(num_polls=1000))
