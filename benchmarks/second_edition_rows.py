@@ -53,9 +53,10 @@ class Size:
 
 SIZES = {
     "full": Size(),
+    "small": Size(4, 256, 4, 4096, 8_192_000, str(BUNDLED), 128, 512, 500, 100, 32, 16, "no"),
     "tiny": Size(1, 32, 2, 256, 1024, str(BUNDLED), 24, 8, 16, 4, 6, 4, "no"),
 }
-"""`tiny` is for tests."""
+"""`small` is for probes on a CPU, `tiny` for tests."""
 MASKED, CAUSAL = "masked", "causal"
 SPEED, SCORING = 2.0e6, 2.5e6
 """Tokens per second of training (compiled) and of scoring on one H200, over five processes together, as measured."""
