@@ -182,7 +182,7 @@ def by_model(engine: Engine, texts: Sequence[str], settings: Settings) -> tuple[
     }
     nats = {}
     for name, config in objectives.items():
-        with fast_products():
+        with fast_products(config):
             found = estimate(engine.module(config.build(engine.statistics)), sequences, budget, words=words)
         nats[name] = found.scores.nats.numpy()
     return nats, words.double().numpy()

@@ -222,7 +222,7 @@ class Work:
             texts = open_evaluation_set(engine, self.corpus(one.text), sentences=self.size.sentences)
             if one.text == "news.test":
                 self.store_unigram_nats(engine, texts)
-            with fast_products():
+            with fast_products(engine.config.objective):
                 wanted = self.measured(row, one, engine, has_likelihood=has_likelihood)
                 found = evaluate(engine, texts, wanted, judge if one.judged else None)
             found.save(self.evaluation(row, one))

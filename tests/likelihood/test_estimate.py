@@ -25,6 +25,7 @@ from diffusionbert.likelihood.estimate import (
     count_bytes,
     count_words,
     estimate,
+    fast_products,
     length_nats,
     round_nats,
 )
@@ -50,7 +51,8 @@ from diffusionbert.objectives.base import (
     TrainingModule,
 )
 from diffusionbert.objectives.continuous_time import ContinuousTime
-from diffusionbert.objectives.discrete_time import DiscreteTime, Quantity
+from diffusionbert.objectives.discrete_time import DiscreteTime, DiscreteTimeConfig, Quantity
+from diffusionbert.objectives.gaussian import GaussianConfig
 from diffusionbert.objectives.order_agnostic import OrderAgnostic, OrderAgnosticGrid
 from diffusionbert.storage.schema import Component, from_json, to_json
 
@@ -675,3 +677,11 @@ def test_two_systems_are_compared_on_the_same_sentences_in_the_same_unit():
         paired_bootstrap(worse, replace(better, words=None), Unit.WORD)
     with pytest.raises(ValueError, match="infinite"):
         paired_bootstrap(worse, replace(better, nats=better.nats.index_fill(0, torch.tensor([3]), math.inf)))
+
+
+def test_products_are_fast_but_for_word_vectors():
+    before = torch.get_float32_matmul_precision()
+    for config, expected in ((DiscreteTimeConfig(), "high"), (GaussianConfig(), "highest")):
+        with fast_products(config):
+            assert torch.get_float32_matmul_precision() == expected
+        assert torch.get_float32_matmul_precision() == before

@@ -255,7 +255,7 @@ class Reproduction:
             number, request = scale.samples if samples is None else samples, sampling or self.sampling(name)
             plan = Plan(request, number, scale.length, budget, scored=scored, seed=seed, shared_noise=True)
             logger.info("%s: evaluates", folder)
-            with fast_products():
+            with fast_products(engine.config.objective):
                 result = evaluate(engine, self._evaluation_set(engine, data or self.test), plan)
             current().on_main(lambda: result.save(folder))
         return current().on_main(lambda: EvaluationResult.load(folder))
