@@ -45,7 +45,7 @@ from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import SYSTEMS, pretraining_of, started_from
 from diffusionbert.reporting import set_verbosity
 from diffusionbert.reproduce.reproduction import is_finished
-from diffusionbert.storage.files import code_version, read_json, write_json
+from diffusionbert.storage.files import code_version, read_json, write_bytes, write_json
 from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.log import ValidationEvent, events_of
@@ -121,11 +121,19 @@ class Work:
         return self.kept is not None and (self.kept / self.record(row).relative_to(self.output)).exists()
 
     def has_model(self, key: str) -> bool:
-        folder = self.run_folder(key) / "model"
-        return folder.is_dir() and not folder.with_name("model.part").exists()
+        return (self.run_folder(key) / "model").is_dir() and not self.is_arriving(key)
+
+    def is_arriving(self, key: str) -> bool:
+        """Whether a row's model is being copied from elsewhere."""
+        return (self.run_folder(key) / "model.part").exists()
+
+    @property
+    def awaits_files(self) -> bool:
+        """Whether a text or model is being copied from elsewhere."""
+        return any(self.text.glob("*.part")) or any(self.output.glob("*/runs/*/model.part"))
 
     def evaluation(self, row: Row, one: Evaluation) -> Path:
-        group, name = one.place.format(group=row.group, name=row.name).split("/")
+        group, name = one.folder.format(group=row.group, name=row.name).split("/")
         return self.output / group / "evaluations" / name
 
     # ---- training ---------------------------------------------------------------------------------------------------
@@ -232,7 +240,7 @@ class Work:
         draws = min(one.draws, self.size.max_draws)
         return Plan(
             one.sampling or SYSTEMS[row.system].sampling,
-            round(one.share * self.size.samples),
+            max(2, round(one.share * self.size.samples)) if one.share else 0,
             min(self.size.length, engine.max_length),
             EstimationBudget(None, draws, strata=min(16, draws // 2), seed=one.seed),
             conventions=one.conventions and has_likelihood,
@@ -281,15 +289,21 @@ class Work:
             spent.unlink(missing_ok=True)
         else:
             spent.parent.mkdir(parents=True, exist_ok=True)
-            spent.write_text(str(seconds), encoding="utf-8")
+            write_bytes(spent, str(seconds).encode())
 
 
 def _essence(config: RunConfig) -> RunConfig:
-    """A configuration without what may differ between machines: paths and compilation."""
+    """A configuration without what may differ between machines: folders and compilation."""
+    texts = (Path(path or "").name.partition(".txt")[0] for path in (config.data.corpus, config.data.validation))
+    backbone = config.backbone
+    if isinstance(backbone, Pretrained):
+        parts = Path(backbone.name_or_path).parts
+        at = parts.index("runs", -3)  # GROUP/runs/NAME, or the model inside it
+        backbone = Pretrained("/".join(parts[at - 1 : at + 2]))
     return replace(
         config,
-        data=DataConfig("", max_length=config.data.max_length),
-        backbone=NewBert() if isinstance(config.backbone, Pretrained) else config.backbone,
+        data=DataConfig(*texts, max_length=config.data.max_length),
+        backbone=backbone,
         training=replace(config.training, compile=False),
     )
 
@@ -367,7 +381,7 @@ def run(
             possible.remove(one)
             waiting.remove(one)
             worker.give(one)
-        if not any(worker.row for worker in running):
+        if not any(worker.row for worker in running) and not (work.awaits_files and left > 0):
             break
         if left < 0 and not is_late:
             is_late = True
@@ -377,7 +391,7 @@ def run(
         last, passed = (now := time.monotonic()), now - last
         busy = sum(worker.row is not None for worker in running)
         for worker in running:
-            worker.share += passed / busy
+            worker.share += passed / busy if worker.row else 0.0
         for worker in list(running):
             is_done = worker.row is not None and work.is_done(worker.row)
             if worker.process.poll() is not None:
@@ -407,10 +421,13 @@ def _planned(work: Work, only: tuple[str, ...]) -> tuple[set[str], list[Row]]:
     wanted = {one.key for one in rows() if not only or {one.group, one.key} & {*only}} - finished
     for one in reversed(rows()):  # a start may need another one
         if one.key in wanted:
-            missing = {key for key in one.models if not work.has_model(key)}
+            missing = {key for key in one.models if not work.has_model(key) and not work.is_arriving(key)}
             finished -= missing
             wanted |= missing
-    return finished, [one for one in rows() if one.key in wanted]
+    chosen = [one for one in rows() if one.key in wanted]
+    for one in chosen:
+        work.record(one).unlink(missing_ok=True)  # its model is gone
+    return finished, chosen
 
 
 def _seconds(one: Row, size: Size, workers: int, compiled: set[str]) -> float:

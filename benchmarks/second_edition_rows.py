@@ -79,8 +79,8 @@ EVALUATION_SEED = 100
 class Evaluation:
     """One evaluation of a row."""
 
-    place: str = "{group}/{name}"
-    """Its folder, as group/name."""
+    folder: str = "{group}/{name}"
+    """Where it is written, as group/name."""
     text: str = "news.test"
     draws: int = 64
     seed: int = EVALUATION_SEED
@@ -141,9 +141,15 @@ class Row:
 
     @property
     def network(self) -> str:
-        """Its class of network; those of one class are compiled once."""
-        own = SYSTEMS[self.system].time if self.system in SYSTEMS else TimeEmbedding.NONE
-        return f"{self.backbone}-{CAUSAL if self.is_causal else MASKED}-{self.time or own}"
+        """Its class of network and loss; those of one class are compiled once."""
+        kind = CAUSAL if self.is_causal else MASKED
+        if self.system not in SYSTEMS:
+            return f"{self.backbone}-{kind}-{TimeEmbedding.NONE}"
+        own = SYSTEMS[self.system]
+        schedule = getattr(own.objective, "schedule", None)
+        kind += "-vectors" if own.objective.has_word_vectors else ""
+        kind += "-by-token" if schedule is not None and schedule.by_token else ""
+        return f"{self.backbone}-{kind}-{self.time or own.time}"
 
     @property
     def search(self) -> tuple[str, ...]:
@@ -179,9 +185,9 @@ SAMPLED = Evaluation(share=1.0)
 LM1B = Evaluation("{group}/{name}-lm1b", "lm1b.heldout", draws=32, conventions=True)
 
 
-def _precise(place: str, **changes: Any) -> Evaluation:
+def _precise(folder: str, **changes: Any) -> Evaluation:
     """A more precise evaluation, for claims that depend on a small difference."""
-    return Evaluation(place, draws=512, **{"quantity": "continuous", **changes})
+    return Evaluation(folder, draws=512, **{"quantity": "continuous", **changes})
 
 
 STRICT = DiscreteTimeConfig(Spindle(0.3, Mean.CORPUS))
@@ -227,48 +233,46 @@ def main_rows(seed: int) -> list[Row]:
     All seeds start from the same pretrained networks.
     """
     group, hybrid, plain = f"seed{seed}", (("hybrid", 0.01),), (("hybrid", 0.0),)
-    usual = (SAMPLED, LM1B) if seed == 0 else (PLAIN,)
-    sampled = (SAMPLED, *usual[1:])
 
-    def row(
-        system: str, name: str | None = None, *more: Evaluation, own: Any = usual, quality: Any = (), **changes: Any
-    ) -> Row:
-        more = (*(quality if seed < 2 else ()), *(more if seed == 0 else ()))
-        return _row(group, system, name, *own, *more, seed=seed, **changes)
+    def row(system: str, name: str | None = None, *more: Evaluation, **changes: Any) -> Row:
+        usual = (SAMPLED, LM1B) if seed == 0 else (SAMPLED,)
+        return _row(group, system, name, *usual, *more, seed=seed, **changes)
 
-    precise = f"spindle{seed or ''}/lambda-"
+    def once(*evaluations: Evaluation) -> tuple[Evaluation, ...]:
+        return evaluations if seed == 0 else ()
+
+    def quality(*options: Any, **more: Any) -> tuple[Evaluation, ...]:
+        return frontier(seed, *options, **more) if seed < 2 else ()
+
+    def precise(name: str) -> Evaluation:
+        return _precise(f"spindle{seed or ''}/lambda-{name}")
 
     by_paper = (("schedule", Spindle(0.3, Mean.SENTENCE)), ("quantity", Quantity.PAPER))
+    paper_quantity = Evaluation("spindle/lambda-0-paper-quantity", quantity="grid", objective=by_paper)
     rows = [
-        row(
-            *("diffusionbert", None, *orders(), *noise()),
-            *(Evaluation("spindle/lambda-0-paper-quantity", quantity="grid", objective=by_paper),),
-            own=(*sampled, _precise(f"{precise}0")),
-            quality=frontier(seed),
-        ),
+        row("diffusionbert", None, precise("0"), *once(*orders(), *noise(), paper_quantity), *quality()),
         row("diffusionbert", "diffusionbert-hybrid", objective=hybrid),
         row("diffusionbert-lte"),
-        row("diffusionbert-pte", own=sampled),
-        row("diffusionbert-spindle", own=(*sampled, _precise(f"{precise}0.3")), quality=frontier(seed)),
-        row("diffusionbert-bell", None, *orders(), _precise("spindle/lambda-0-bell")),
-        row("d3pm", quality=frontier(seed)),
-        row("d3pm-tad", None, *orders(), Evaluation("curve/d3pm-1")),
-        row("d3pm-tad", "d3pm-tad-plain", Evaluation("curve-plain/d3pm-1"), objective=plain),
+        row("diffusionbert-pte"),
+        row("diffusionbert-spindle", None, precise("0.3"), *quality()),
+        row("diffusionbert-bell", None, *once(*orders(), precise("0-bell"))),
+        row("d3pm", None, *quality()),
+        row("d3pm-tad", None, *once(*orders(), Evaluation("curve/d3pm-1"))),
+        row("d3pm-tad", "d3pm-tad-plain", *once(Evaluation("curve-plain/d3pm-1")), objective=plain),
         row("d3pm-spindle"),
-        row("decoder", None, Evaluation("curve/causal-1"), quality=frontier(seed, steps=())),
-        row("decoder-pretrained", quality=frontier(seed, steps=())),
-        row("bert-mouth", own=sampled, quality=frontier(seed, (64, 128, 512), sampler=Gibbs())),
+        row("decoder", None, *once(Evaluation("curve/causal-1")), *quality(steps=())),
+        row("decoder-pretrained", None, *quality(steps=())),
+        row("bert-mouth", None, *quality((64, 128, 512), sampler=Gibbs())),
         # The verdicts on these do not depend on further seeds.
-        row("diffusionbert", "diffusionbert-30-percent", own=(PLAIN,), share=0.3),
+        _row(group, "diffusionbert", "diffusionbert-30-percent", PLAIN, seed=seed, share=0.3),
         row("diffusionbert-lte", "diffusionbert-lte-random", time=TimeEmbedding.LAYERS_RANDOM),
         row("d3pm", "d3pm-lte-random", time=TimeEmbedding.LAYERS_RANDOM),
     ]
-    paper = row(
-        *("diffusionbert-spindle-paper", None),
-        *(Evaluation("spindle/lambda-0.3-paper-training", objective=STRICT, quantity="grid"),),
-        *(Evaluation("spindle/lambda-0.3-paper-both", quantity="grid"),),
-    )
-    return [*rows, paper] if seed == 0 else rows
+    if seed == 0:
+        strictly = Evaluation("spindle/lambda-0.3-paper-training", objective=STRICT, quantity="grid")
+        by_itself = Evaluation("spindle/lambda-0.3-paper-both", quantity="grid")
+        rows.append(row("diffusionbert-spindle-paper", None, strictly, by_itself))
+    return rows
 
 
 def noise() -> tuple[Evaluation, ...]:
@@ -327,7 +331,7 @@ def curve() -> Iterator[Row]:
     for share in CURVE:
         group = "curve-long" if share > 2 else "curve"
         if share != 1:  # it is among the main rows
-            yield _row(group, "decoder", f"causal-{share:g}", *_placed("curve", own), share=share)
+            yield _row(group, "decoder", f"causal-{share:g}", *_under("curve", own), share=share)
         starts_of = list[tuple[str, str]]()
         for text, name in (("wiki", "other-text"), ("news", "same-text")):
             start = Row(
@@ -340,10 +344,10 @@ def curve() -> Iterator[Row]:
         for kind, term in (("curve", 0.01), ("curve-plain", 0.0))[: 1 if share > 2 else 2]:
             at, changes = group if kind == "curve" else kind, {"objective": (("hybrid", term),)}
             if share != 1:
-                yield _row(at, "d3pm-tad", f"d3pm-{share:g}", *_placed(kind, own), share=share, **changes)
+                yield _row(at, "d3pm-tad", f"d3pm-{share:g}", *_under(kind, own), share=share, **changes)
             for name, start_of in starts_of:
                 changed = {"start": start_of, "share": share / 2, **changes}
-                yield _row(at, "diffusionbert", f"{name}-{share:g}", *_placed(kind, own), **changed)
+                yield _row(at, "diffusionbert", f"{name}-{share:g}", *_under(kind, own), **changed)
 
 
 def curve_again() -> Iterator[Row]:
@@ -351,15 +355,15 @@ def curve_again() -> Iterator[Row]:
     for one in curve():
         name = one.name.rpartition("-")[0]
         if one.group != "curve-plain" and one.share * (2 if one.start else 1) in (1, 8) and name in CURVE_AGAIN:
-            evaluations = tuple(replace(own, place=own.place.replace("curve/", "curve1/")) for own in one.evaluations)
+            evaluations = tuple(replace(own, folder=own.folder.replace("curve/", "curve1/")) for own in one.evaluations)
             yield replace(one, group="curve1", seed=1, evaluations=evaluations)
 
 
 CURVE_AGAIN = "d3pm", "other-text", "same-text"
 
 
-def _placed(group: str, evaluations: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
-    return tuple(replace(one, place=one.place.replace("{group}", group)) for one in evaluations)
+def _under(group: str, evaluations: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
+    return tuple(replace(one, folder=one.folder.replace("{group}", group)) for one in evaluations)
 
 
 def spindle() -> Iterator[Row]:
@@ -372,14 +376,14 @@ def spindle() -> Iterator[Row]:
         times = (("time_sampling", Bell(0.8, weighted=False)),) if bell else ()
         for strength in strengths:
             name, objective = f"lambda-{strength:g}{'-bell' if bell else ''}", (("schedule", Spindle(strength)), *times)
-            yield _row("spindle", "diffusionbert-spindle", name, _precise(PLAIN.place), LM1B, objective=objective)
-    yield _row("spindle", "genmd4", None, _precise(PLAIN.place), LM1B)
-    yield _row("spindle", "diffusionbert-spindle-sentence", "lambda-0.3-sentence", _precise(PLAIN.place), LM1B)
+            yield _row("spindle", "diffusionbert-spindle", name, _precise(PLAIN.folder), LM1B, objective=objective)
+    yield _row("spindle", "genmd4", None, _precise(PLAIN.folder), LM1B)
+    yield _row("spindle", "diffusionbert-spindle-sentence", "lambda-0.3-sentence", _precise(PLAIN.folder), LM1B)
     weighted = (("time_sampling", Bell(0.8)),)
-    yield _row("spindle", "diffusionbert-bell", "lambda-0-bell-weighted", _precise(PLAIN.place), objective=weighted)
+    yield _row("spindle", "diffusionbert-bell", "lambda-0-bell-weighted", _precise(PLAIN.folder), objective=weighted)
     # What the released code computes, for the linear model and for one that was trained on it.
     released = Evaluation("spindle/lambda-0-released-quantity", objective=ReleasedSpindle(0.3), quantity="grid")
-    yield _row("spindle", "diffusionbert", "lambda-0-again", _precise(PLAIN.place), released)
+    yield _row("spindle", "diffusionbert", "lambda-0-repeated", _precise(PLAIN.folder), released)
     own = Evaluation("spindle/lambda-0.3-released-both", quantity="grid")
     strictly = Evaluation("spindle/lambda-0.3-released-training", objective=STRICT, quantity="grid")
     yield _row("spindle", "diffusionbert-spindle", "lambda-0.3-released", own, strictly, objective=ReleasedSpindle(0.3))
@@ -398,7 +402,9 @@ def diffusion_lm() -> Iterator[Row]:
     candidates = tuple(row.key for row in found)
     own = replace(SAMPLED, share=0.25, sampling=SamplingRequest(config=SamplerConfig(200))), LM1B
     yield _row("diffusion-lm", "diffusion-lm", "scratch", *own, candidates=candidates)
-    yield _row("diffusion-lm", "diffusion-lm-bert", "pretrained", *own, objective=(*tokens, ("width", None)))
+    wide = (*tokens, ("width", None))
+    yield _row("diffusion-lm", "diffusion-lm", "scratch-wide", *own, objective=wide)
+    yield _row("diffusion-lm", "diffusion-lm-bert", "pretrained", *own, objective=wide)
 
 
 def rows() -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -28,18 +29,19 @@ from diffusionbert.training.run import stored_config
 ROWS = {row.key: row for row in rows()}
 
 
-def places(row: Row) -> list[str]:
-    return [one.place.format(group=row.group, name=row.name) for one in row.evaluations]
+def folders(row: Row) -> list[str]:
+    return [one.folder.format(group=row.group, name=row.name) for one in row.evaluations]
 
 
 def test_rows_and_evaluations_are_unique_and_rows_come_after_those_they_need():
     keys = [row.key for row in rows()]
     assert len({*keys}) == len(keys)
-    every = [place for row in rows() for place in places(row)]
+    every = [folder for row in rows() for folder in folders(row)]
     assert len({*every}) == len(every)
     for row in rows():
         assert all(keys.index(needed) < keys.index(row.key) for needed in row.needs)
         assert row.system in {*SYSTEMS, "masked", "causal"}
+        assert not row.name.endswith("-again")  # this is what `experiment.py` calls a row that was run twice
 
 
 def test_every_kind_of_network_has_a_search_of_equal_size():
@@ -71,8 +73,8 @@ def test_the_curve_counts_pretraining_and_spans_a_factor_of_30():
 
     points, terms = {}, {}
     for row in rows():
-        for place in places(row):
-            group, _, name = place.partition("/")
+        for folder in folders(row):
+            group, _, name = folder.partition("/")
             if group in ("curve", "curve-plain") and not name.endswith("-lm1b"):
                 points.setdefault((group, name.rpartition("-")[0]), set()).add(total(row))
                 own = dict(row.objective).get("hybrid", getattr(SYSTEMS[row.system].objective, "hybrid", None))
@@ -91,7 +93,7 @@ def test_some_lengths_of_the_curve_are_run_again_with_another_seed():
     for name, row in again.items():
         group = "curve-long" if name.endswith("-8") else "curve"
         assert replace(ROWS[f"{group}/{name}"], group="curve1", seed=1, evaluations=row.evaluations) == row
-        assert places(row) == [f"curve1/{name}", f"curve1/{name}-lm1b"]
+        assert folders(row) == [f"curve1/{name}", f"curve1/{name}-lm1b"]
 
 
 def test_the_plan_stays_within_its_budget(capsys):
@@ -103,8 +105,8 @@ def test_the_plan_stays_within_its_budget(capsys):
 
 def test_what_would_not_end_in_time_is_not_started(work, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(second_edition, "_begin", None)
-    second_edition.run(tmp_path, work.text, workers=4, minutes=0.5, only=("starts", "curve-long"))
-    assert "curve-long/d3pm-8" in capsys.readouterr().out.partition("not started: ")[2]
+    second_edition.run(tmp_path, work.text, workers=4, minutes=0.5, only=("starts",))
+    assert "starts/masked-wiki-modern" in capsys.readouterr().out.partition("not started: ")[2]
 
 
 def test_a_row_takes_longer_with_others_and_if_its_network_is_new():
@@ -130,17 +132,17 @@ def work(tmp_path_factory) -> Work:
 
 
 def do(work: Work, *keys: str, only: tuple[str, ...] = ("seed0/", "spindle/")) -> None:
-    """Does rows after those they need, with those of their evaluations whose places begin so."""
+    """Does rows after those they need, with those of their evaluations whose folders begin so, on all texts."""
     for key in keys:
         row = ROWS[key]
         if not work.is_done(row):
             do(work, *row.needs)
-            chosen = [one for one, place in zip(row.evaluations, places(row), strict=True) if place.startswith(only)]
-            work.do(replace(row, evaluations=tuple(one for one in chosen if one.text == "news.test")), 1)
+            chosen = [one for one, folder in zip(row.evaluations, folders(row), strict=True) if folder.startswith(only)]
+            work.do(replace(row, evaluations=tuple(chosen)), 1)
 
 
-def result(work: Work, place: str) -> EvaluationResult:
-    return EvaluationResult.load(work.evaluation(ROWS["seed0/diffusionbert"], Evaluation(place)))
+def result(work: Work, folder: str) -> EvaluationResult:
+    return EvaluationResult.load(work.evaluation(ROWS["seed0/diffusionbert"], Evaluation(folder)))
 
 
 @pytest.mark.slow
@@ -153,7 +155,7 @@ def test_rows_are_trained_from_their_start_and_evaluated_with_shared_noise(work,
     start = work.run_folder("starts/masked-wiki-modern")
     assert str(start) in str(config.backbone.pretrained)
     assert not (work.run_folder("seed0/diffusionbert") / "checkpoints").exists()
-    found = [result(work, place) for place in ("spindle/lambda-0", "spindle/lambda-0.1", "spindle/genmd4")]
+    found = [result(work, folder) for folder in ("spindle/lambda-0", "spindle/lambda-0.1", "spindle/genmd4")]
     found += [result(work, "seed0/diffusionbert"), result(work, "seed0/diffusionbert-lte-random")]
     protocols = [one.likelihoods["continuous"].protocol for one in found]
     assert len({(one.definition.estimator, one.seed, one.num_draws) for one in protocols}) == 1
@@ -210,7 +212,8 @@ def test_a_row_with_other_settings_is_not_resumed(work, monkeypatch):
     elsewhere = replace(work, text=work.text.parent / "elsewhere", compile=True)
     shutil.copytree(work.text, elsewhere.text)
     assert elsewhere.trained(row) == work.trained(row)  # this is the same row
-    for changed in (replace(row, seed=7), replace(row, objective=(("hybrid", 0.5),)), replace(row, share=0.5)):
+    settings = {"objective": (("hybrid", 0.5),)}, {"share": 0.5}, {"start": JUDGE}, {"text": "wiki"}, {"seed": 7}
+    for changed in (replace(row, **own) for own in settings):
         with pytest.raises(SystemExit, match="was begun with other settings than seed0/diffusionbert has now"):
             work.trained(changed)
     with pytest.raises(SystemExit, match="choose another folder"):
@@ -223,7 +226,7 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     do(work, "seed0/diffusionbert", "seed0/diffusionbert-pte", "spindle/lambda-0.1")
     do(work, "curve/d3pm-0.25", only=("curve/",))
     row = ROWS["seed0/diffusionbert"]
-    chosen = [one for one, place in zip(row.evaluations, places(row), strict=True) if place.startswith("frontier/")]
+    chosen = [one for one, folder in zip(row.evaluations, folders(row), strict=True) if folder.startswith("frontier/")]
     do(work, *row.needs)
     work.do(replace(row, evaluations=(*chosen[:2], *chosen[-2:])), 1)
     keep(work.output, tmp_path / "kept", samples=3)
@@ -254,6 +257,24 @@ def test_tables_and_figures_are_made_of_what_is_kept(work, monkeypatch, tmp_path
     assert {line.split(" | ")[0]: line.count("`–`") for line in costs} == {
         f"| `{row.key}`": 1 + (row.start is None) for row in rows() if work.is_done(row)
     }
+
+
+@pytest.mark.slow
+def test_other_systems_are_trained_and_evaluated_and_reported(work, monkeypatch, tmp_path):
+    """Without a likelihood, on word vectors, on other noise, and scored as the released code does."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    keys = "peers/sundae", "peers/multinomial", "diffusion-lm/pretrained", "spindle/lambda-0-repeated"
+    do(work, *keys, only=("peers/", "diffusion-lm/", "spindle/"))
+    keep(work.output, tmp_path / "kept", samples=3)
+    report(tmp_path / "kept", tmp_path / "tables")
+    rows = (tmp_path / "tables" / "rows-peers.md").read_text(encoding="utf-8")
+    assert "| `sundae` | none | – |" in rows
+    assert "| `multinomial` | bound |" in rows
+    spindle = (tmp_path / "tables" / "spindle.md").read_text(encoding="utf-8")
+    assert re.search(r"\| `lambda-0-released-quantity` \| – \| – \| – \| [\d.]+ \[", spindle)
+    conventions = result(work, "peers/multinomial-lm1b").conventions
+    assert conventions is not None
+    assert conventions[0].value is not None
 
 
 @pytest.mark.slow
@@ -297,6 +318,42 @@ def test_the_time_of_a_row_is_added_up_over_all_attempts(tmp_path):
     write_json(own.record(row), {"seconds": 9.0})
     own.account(row, 4.5)
     assert read_json(own.record(row)) == {"seconds": 9.0, "gpu_seconds": 27.5}
+
+
+def test_a_model_that_is_arriving_is_waited_for_and_one_that_is_gone_is_trained_again(work, tmp_path):
+    own, start = Work(tmp_path, work.text, SIZES["tiny"]), ROWS["starts/masked-wiki-modern"]
+    rate = ROWS["rates/diffusionbert-0.001"]
+    own.record(start).parent.mkdir(parents=True)
+    write_json(own.record(start), {"tokens": start.tokens(own.size)})
+    (own.run_folder(start.key) / "model.part").mkdir(parents=True)
+    assert [one.key for one in second_edition._planned(own, (rate.key,))[1]] == [rate.key]
+    assert own.awaits_files
+    assert own.is_done(start)
+    (own.run_folder(start.key) / "model.part").rmdir()
+    assert not own.awaits_files
+    finished, waiting = second_edition._planned(own, (rate.key,))
+    assert [one.key for one in waiting] == [start.key, rate.key]
+    assert not own.is_done(start)
+    assert start.key not in finished
+
+
+def test_rows_that_run_side_by_side_share_the_time(work, monkeypatch, tmp_path):
+    own, shares = replace(work, output=tmp_path), {}
+    ticks, clock = itertools.count(), itertools.count(0.0, 10.0)
+
+    def sleep(_: float) -> None:
+        """Both rows run for one tick, then one of them for another."""
+        for key in ("rates/d3pm-tad-0.0004", *(["rates/d3pm-tad-0.001"] if next(ticks) == 1 else [])):
+            own.record(ROWS[key]).parent.mkdir(parents=True, exist_ok=True)
+            write_json(own.record(ROWS[key]), {})
+
+    monkeypatch.setattr(second_edition, "_begin", lambda *_: Process(num_polls=1000))
+    monkeypatch.setattr(second_edition, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=sleep))
+    monkeypatch.setattr(Work, "account", lambda _, row, seconds: shares.update({row.key: seconds}))
+    only = ("rates/d3pm-tad-0.0004", "rates/d3pm-tad-0.001")
+    second_edition.run(tmp_path, work.text, workers=2, minutes=100, only=only, size="tiny")
+    # The clock goes on by 10 s whenever it is read: 20 s side by side, and 30 s alone (a line was printed).
+    assert shares == {only[0]: 10.0, only[1]: 10.0 + 30.0}
 
 
 class Process:
