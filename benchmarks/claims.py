@@ -1,8 +1,8 @@
 """The paper's claims, and the verdicts of the kept rows on them.
 
-One rule holds for all verdicts. The effect is the change of perplexity (or of BLEU-4), the first system against the
-second, on the same sentences, with its 95 % interval, which includes the spread over seeds if both systems have
-several:
+One rule holds for all verdicts. The effect is the change of perplexity per word, the paper's unit (or of BLEU-4), the
+first system against the second, on the same sentences, with its 95 % interval, which includes the spread over seeds if
+both systems have several:
 
     a difference  holds if the interval lies on the claimed side of 0, does not hold if it lies on the other side, or
                   if it excludes half of the size that the claim names
@@ -36,6 +36,7 @@ from diffusionbert.likelihood.intervals import (
     resampled_sums,
     with_seeds,
 )
+from diffusionbert.likelihood.scores import Unit
 from diffusionbert.storage.files import read_json
 
 MARGIN = 0.05
@@ -109,7 +110,7 @@ CLAIMS = (
     Claim("DiffusionBERT beats Diffusion-LM", "§4.3, table 2", "diffusionbert", "diffusion-lm", paper=-0.336),
     Claim("– D3PM does, both from scratch", "table 2", "d3pm", "diffusion-lm", paper=-0.306),
     Claim(
-        "Diffusion-LM does not profit from BERT's weights", "§4.3, table 2", "diffusion-lm", "diffusion-lm-bert",
+        "Diffusion-LM does not profit from BERT's weights", "§4.3, table 2", "diffusion-lm-wide", "diffusion-lm-bert",
         paper=-0.102,
     ),
     Claim(
@@ -201,6 +202,7 @@ def is_loose(kinds: tuple[str, str], interval: tuple[float, float]) -> bool:
 
 ELSEWHERE = {
     ("seed0", "diffusion-lm"): ("diffusion-lm", "scratch"),
+    ("seed0", "diffusion-lm-wide"): ("diffusion-lm", "scratch-wide"),
     ("seed0", "diffusion-lm-bert"): ("diffusion-lm", "pretrained"),
     ("curve1", "d3pm-1"): ("seed1", "d3pm-tad"),
     ("seed0", "diffusionbert-left-to-right"): ("orders", "diffusionbert-left-to-right"),
@@ -244,7 +246,7 @@ class Found:
     """A difference between two rows, over the training runs that both have."""
 
     change: float
-    """The relative change of the perplexity per token."""
+    """The relative change of the perplexity per word."""
     interval: tuple[float, float]
     p_value: float
     perplexities: tuple[float, float]
@@ -252,6 +254,7 @@ class Found:
     kinds: tuple[str, str]
     noise: str
     quantity: str
+    tokens_per_word: float
 
 
 def difference(kept: Kept, claim: Claim) -> Found | None:
@@ -266,7 +269,7 @@ def difference(kept: Kept, claim: Claim) -> Found | None:
     every = [tuple(own.scores[name] for own, name in zip(pair, names, strict=True)) for pair in pairs]
     if not all(torch.equal(one.example, every[0][0].example) for pair in every for one in pair):
         raise ValueError(f"{claim.first} and {claim.second} were scored on different sentences; evaluate them alike")
-    counts = [one.tokens.double().numpy() for one in every[0]]
+    counts = [one.counts()[Unit.WORD] for one in every[0]]
     means = [np.mean([pair[side].nats.numpy() for pair in every], axis=0) for side in (0, 1)]
     found = paired_difference((means[0], means[1]), (counts[0], counts[1]))
     rates = [np.array([float(pair[side].nats.sum()) for pair in every]) / float(counts[side].sum()) for side in (0, 1)]
@@ -281,6 +284,7 @@ def difference(kept: Kept, claim: Claim) -> Found | None:
         (summaries[0].kind.value, summaries[1].kind.value),
         shared_noise(summaries[0], summaries[1]),
         " against ".join(dict.fromkeys(names)),
+        float(every[0][0].tokens.sum()) / float(counts[0].sum()),
     )
 
 
@@ -298,7 +302,8 @@ def quality(kept: Kept, claim: QualityClaim) -> dict[str, Any] | None:
     """The change of BLEU-4 in the main table, and of self-BLEU, over the seeds that both rows have."""
     seeds = [seed for seed in SEEDS if kept.has(seed, claim.first) and kept.has(seed, claim.second)]
     pairs = [(kept.result(seed, claim.first), kept.result(seed, claim.second)) for seed in seeds]
-    if not pairs or min(len(one.bleu4.values) for pair in pairs for one in pair) < MIN_SAMPLES:
+    pairs = [pair for pair in pairs if min(len(one.bleu4.values) for one in pair) >= MIN_SAMPLES]
+    if not pairs:
         return None
     found = {}
     for name in ("bleu4", "self_bleu4"):
@@ -397,7 +402,7 @@ def claim_rows(kept: Kept) -> Iterator[dict[str, Any]]:
         said = of_runs(verdict(*found.interval, claim.sign, size), claim.sign, size, found.change, found.seeds)
         if is_loose(found.kinds, found.interval):
             said = "undecided: the bound may be loose"
-        if unigram is not None and max(found.perplexities) > math.exp(unigram) / 2:
+        if unigram is not None and max(found.perplexities) > math.exp(unigram * found.tokens_per_word) / 2:
             said = "undecided: too little training"
         yield {
             "claim": claim.text,

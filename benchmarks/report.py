@@ -25,6 +25,7 @@ from second_edition_rows import ORDERS, SIZES
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.conventions import ConventionScale
 from diffusionbert.evaluation.result import EvaluationResult
+from diffusionbert.likelihood.scores import Unit
 from diffusionbert.networks.loading import NewNetwork
 from diffusionbert.recipes import SYSTEMS
 from diffusionbert.reproduce import figures
@@ -149,11 +150,12 @@ def _rates(kept: Kept, output: Path) -> None:
 
 
 def _perplexity(result: EvaluationResult, *quantities: str) -> str:
-    """The perplexity per token by the first of these quantities that was estimated."""
+    """The perplexity per word by the first of these quantities that was estimated."""
     own = next((result.likelihoods[name] for name in quantities if name in result.likelihoods), None)
     if own is None:
         return "–"
-    rate = own.rates.perplexity_per_token
+    rate = own.rates.perplexity_per_word
+    assert rate is not None
     return f"{rate.value:.1f} [{rate.ci95[0]:.1f}, {rate.ci95[1]:.1f}]"
 
 
@@ -173,11 +175,12 @@ def _rows(kept: Kept, output: Path, group: str) -> None:
         tokens = [f"{number / 1e6:.1f}M" for number in (model.tokens_seen, model.pretraining_tokens or 0)]
         is_paper = own is not None and own.protocol.definition.quantity == "paper"
         kind = "none" if own is None else "pseudo (the paper's quantity)" if is_paper else own.kind.value
-        value = np.inf if own is None else own.rates.perplexity_per_token.value
+        rate = None if own is None else own.rates.perplexity_per_word
+        value = np.inf if rate is None else rate.value
         rows.append(
             (kind, value, (f"`{name}`", kind, _perplexity(result, "grid", *result.likelihoods), *bleu, *tokens))
         )
-    heading = "row", "kind", "perplexity per token", "BLEU-4", "self-BLEU-4", "tokens", "pretraining"
+    heading = "row", "kind", "perplexity per word", "BLEU-4", "self-BLEU-4", "tokens", "pretraining"
     _write(output / f"{ROWS[group]}.md", heading, [row for *_, row in sorted(rows)], texts=2)
 
 
@@ -206,8 +209,8 @@ def _spindle(kept: Kept, output: Path) -> None:
     """The spindle's strength, and each quantity on models that were trained on either."""
     rows = []
     for name in [name for name in kept.names("spindle") if not _is_other_text(name)]:
-        result, main = kept.result("spindle", name), SPINDLE.get(name, "")
-        steps = kept.result("seed0", main) if kept.has("seed0", main) else result
+        result, main = kept.result("spindle", name), SPINDLE.get(name)
+        steps = kept.result("seed0", main) if main is not None and kept.has("seed0", main) else result
         shown = dict.fromkeys(QUANTITIES, "–")
         if "grid" in steps.likelihoods:
             shown[steps.likelihoods["grid"].protocol.definition.quantity] = _perplexity(steps, "grid")
@@ -219,12 +222,13 @@ def _spindle(kept: Kept, output: Path) -> None:
 def _released(source: Path, output: Path) -> None:
     """One model, and token frequencies, scored by the bound and as the released code scores the spindle."""
     path = source / "released.json"
-    rows = []
-    for row in read_json(path)["rows"] if path.exists() else ():
+    found, rows = read_json(path) if path.exists() else {"rows": ()}, []
+    for row in found["rows"]:
         cells = [row["quantities"].get(name) for name in RELEASED]
         shown = ["–" if own is None else f"{own['perplexity']:.1f}{_change(own)}" for own in cells]
         rows.append((f"`{row['text']}`", row["by"], *shown))
-    _write(output / "released.md", ("text", "predicted by", *RELEASED.values()), rows, texts=2)
+    heading = f"perplexity per word, {found.get('sentences')} sentences", "predicted by", *RELEASED.values()
+    _write(output / "released.md", heading, rows, texts=2)
 
 
 def _change(own: dict[str, Any]) -> str:
@@ -282,7 +286,7 @@ def _equal_compute(kept: Kept, output: Path) -> None:
     results = {
         (prefix, share): kept.result("curve", f"{prefix}-{share:g}")
         for share in _shares(kept, "curve")
-        for prefix in ("d3pm", *PRETRAINED)
+        for prefix in CURVES.values()
         if kept.has("curve", f"{prefix}-{share:g}")
     }
     points = {at: point for at, result in results.items() if (point := _point(result)) is not None}
@@ -362,7 +366,7 @@ def _main_table(kept: Kept, output: Path) -> None:
         results = results[: len(found)]
     if results:
         names = [name if seed == "seed0" else f"{name} ({seed})" for seed, name in found]
-        write_table(output / "main", compare(results, names=names, merge_seeds=has_descriptions))
+        write_table(output / "main", compare(results, names=names, merge_seeds=has_descriptions, unit=Unit.WORD))
     _compared(kept, "seed0", [name for name in kept.names("seed0") if _is_other_text(name)], output / "lm1b")
 
 
@@ -379,7 +383,7 @@ def _group_tables(kept: Kept, output: Path) -> None:
 
 def _compared(kept: Kept, group: str, names: list[str], stem: Path) -> None:
     if names:
-        write_table(stem, compare([kept.result(group, name) for name in names], names=names))
+        write_table(stem, compare([kept.result(group, name) for name in names], names=names, unit=Unit.WORD))
 
 
 def _is_other_text(name: str) -> bool:
@@ -457,7 +461,8 @@ def _point(result: EvaluationResult) -> tuple[int, float, tuple[float, float], s
     own, model = result.likelihoods.get("grid", result.primary), result.model
     if own is None or model.tokens_seen is None or model.pretraining_tokens is None:
         return None
-    rate = own.rates.nats_per_token
+    rate = own.rates.nats_per_word
+    assert rate is not None
     return model.tokens_seen + model.pretraining_tokens, rate.value, rate.ci95, own.kind.value
 
 
@@ -529,8 +534,11 @@ def _at_equal_entropy(kept: Kept, output: Path) -> None:
         other = read_json(second)
         columns[f"seed 1, {other['judge']}"] = _judged(kept, "frontier1", other)
     found: dict[str, dict[str, tuple[float, str]]] = {}
+    texts = _sampled(kept, "frontier")[0][-1][0][-1].generation
+    lengths = f"{texts.real.words_per_text:.0f} words instead of {texts.samples.words_per_text:.0f}"
     for column, (lines, real) in columns.items():
-        found.setdefault(real.name, {})[column] = real.perplexity[0], f"{real.perplexity[0]:.0f}"
+        value = real.perplexity[0]
+        found.setdefault(f"{real.name} ({lengths})", {})[column] = value, f"{value:.0f}"
         for one in lines:
             own = at_entropy(real.entropy[0], one.entropy, one.perplexity, *zip(*one.intervals, strict=True))
             if one.varied == "temperatures" and own:

@@ -86,17 +86,17 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
 }
 TEXTS = {
     "token_curves": [
-        *("tokens of training, pretraining included", KINDS["bound"], KINDS["exact"], "10M"),
+        *("tokens of training, pretraining included", "NELBO, nats per word", "NLL, nats per word", "10M"),
         *("D3PM", "DiffusionBERT, masking on another text", "Transformer decoder"),
     ],
-    "token_curves_with_ratios": ["perplexity, relative to", "0.6", KINDS["bound"], KINDS["exact"]],
-    "forest": ["change of perplexity, %", "pretraining", "spindle", "bell", "ours, 95 %", "paper"],
+    "token_curves_with_ratios": ["perplexity per word,", "relative to D3PM", "0.6", "NELBO, nats per word"],
+    "forest": ["change of perplexity per word, %", "pretraining", "spindle", "bell", "ours, 95 %", "paper"],
     "frontiers": [
         *("entropy of the words of all samples, nats", "(lower: less varied)", "judge's perplexity", "over steps"),
         *("DiffusionBERT", "D3PM", "real sentences", "2", "512", "100"),
     ],
     "convergence": [
-        *("training steps", *KINDS.values(), "D3PM", "decoder", "BERT-Mouth"),
+        *("training steps", *(f"{kind}, nats per token" for kind in KINDS.values()), "D3PM", "decoder", "BERT-Mouth"),
         "DiffusionBERT, spindle (corpus mean), strict, T = 512",
     ],
     "quality_diversity": [
@@ -224,7 +224,7 @@ def test_kinds_have_separate_panels_over_the_same_steps(drawn):
     same = drawn(lambda path: convergence([curve("one"), curve("two")], path))
     both = drawn(lambda path: convergence([curve("one"), Curve("one", [10.0], [2.0], "exact")], path))
     assert [len(figure.axes) for figure in (same, both)] == [1, 2]
-    assert [axes.get_ylabel() for axes in both.axes] == [KINDS["exact"], KINDS["bound"]]
+    assert [axes.get_ylabel() for axes in both.axes] == ["NLL, nats per token", "NELBO, nats per token"]
     assert both.axes[0].lines[0].get_color() == both.axes[1].lines[0].get_color()
     assert both.axes[0].get_xlim() == both.axes[1].get_xlim()
     assert [axes.get_xlabel() for axes in both.axes] == ["", "training steps"]

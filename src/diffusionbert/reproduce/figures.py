@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = {"exact": "NLL, nats per token", "bound": "NELBO, nats per token", "pseudo": "pseudo-NLL, nats per token"}
-"""The axis label of each kind of likelihood."""
+KINDS = {"exact": "NLL", "bound": "NELBO", "pseudo": "pseudo-NLL"}
+"""The name of each kind of likelihood on an axis."""
 PALETTE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5D5D5D"
 """Okabe and Ito's colors, which color-blind readers can tell apart, without yellow, which is too pale on white."""
 FAMILIAR = "DiffusionBERT", "D3PM", "Transformer decoder", "GPT", "BERT-Mouth", "Diffusion-LM"
@@ -81,7 +81,7 @@ class Tradeoff:
 @final
 @dataclass(frozen=True)
 class TokenCurve:
-    """Held-out nats per token of one system over total tokens, one training run per point."""
+    """Held-out nats per word of one system over total tokens, one training run per point."""
 
     name: str
     tokens: Numbers
@@ -95,7 +95,7 @@ class TokenCurve:
 @final
 @dataclass(frozen=True)
 class TokenRatio:
-    """The perplexity of one system relative to another's at the same total number of tokens."""
+    """The perplexity per word of one system relative to another's at the same total number of tokens."""
 
     name: str
     tokens: Numbers
@@ -158,7 +158,7 @@ def convergence(curves: Sequence[Curve], path: Path) -> None:
                 ends = [(y - 1.96 * error, y + 1.96 * error) for y, error in zip(curve.ys, curve.errors, strict=True)]
                 axes.fill_between(curve.xs, *zip(*ends, strict=True), color=color, alpha=0.15, linewidth=0)
         for kind, axes in panels.items():
-            axes.set_ylabel(KINDS[kind])
+            axes.set_ylabel(f"{KINDS[kind]}, nats per token")
         axes.set_xlabel("training steps")
         figure.legend(loc="outside lower left")
 
@@ -179,7 +179,7 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
 
 
 def token_curves(curves: Sequence[TokenCurve], path: Path, ratios: Sequence[TokenRatio] = (), to: str = "") -> None:
-    """Draws held-out nats per token against total tokens: one panel per kind of likelihood, bounds first and larger.
+    """Draws held-out nats per word against total tokens: one panel per kind of likelihood, bounds first and larger.
 
     Args:
         curves: The systems.
@@ -207,7 +207,8 @@ def token_curves(curves: Sequence[TokenCurve], path: Path, ratios: Sequence[Toke
         for ratio in ratios:
             draw(panels["ratio"], ratio.name, ratio.tokens, ratio.ratios, ratio.intervals)
         for name, axes in panels.items():
-            axes.set_ylabel(KINDS.get(name, f"perplexity, relative to\n{_shown(to)}"))
+            relative = f"perplexity per word,\nrelative to {_shown(to)}"
+            axes.set_ylabel(f"{KINDS[name]}, nats per word" if name in KINDS else relative)
             _logarithmic(axes.xaxis)
         if ratios:
             panels["ratio"].axhline(1, color=looks[to][0], linewidth=1.2)
@@ -240,7 +241,7 @@ def forest(effects: Sequence[Effect], path: Path) -> None:
             axes.plot(xs, ys, color="#888888", linestyle="", marker="x", markersize=8, label="paper")
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_yticks([*rows], [_shown(one.name) for one in effects])
-        axes.set(xlabel="change of perplexity, %", ylim=(0.4, len(effects) + 0.6))
+        axes.set(xlabel="change of perplexity per word, %", ylim=(0.4, len(effects) + 0.6))
         figure.legend(loc="outside lower left", ncols=2)
 
 
