@@ -25,7 +25,7 @@ from second_edition_rows import ORDERS, SIZES
 from diffusionbert.evaluation.compare import compare
 from diffusionbert.evaluation.conventions import ConventionScale
 from diffusionbert.evaluation.result import EvaluationResult
-from diffusionbert.likelihood.scores import Unit
+from diffusionbert.likelihood.scores import LikelihoodSummary, Unit
 from diffusionbert.networks.loading import NewNetwork
 from diffusionbert.recipes import SYSTEMS
 from diffusionbert.reproduce import figures
@@ -150,13 +150,19 @@ def _rates(kept: Kept, output: Path) -> None:
 
 
 def _perplexity(result: EvaluationResult, *quantities: str) -> str:
-    """The perplexity per word by the first of these quantities that was estimated."""
-    own = next((result.likelihoods[name] for name in quantities if name in result.likelihoods), None)
+    """The perplexity per word by the first of these quantities that was estimated; by default its main one."""
+    estimated = (result.likelihoods[name] for name in quantities if name in result.likelihoods)
+    own = next(estimated, None) if quantities else _main_likelihood(result)
     if own is None:
         return "–"
     rate = own.rates.perplexity_per_word
     assert rate is not None
     return f"{rate.value:.1f} [{rate.ci95[0]:.1f}, {rate.ci95[1]:.1f}]"
+
+
+def _main_likelihood(result: EvaluationResult) -> LikelihoodSummary | None:
+    """The T-step bound, or whatever the system has instead; None if it has no likelihood."""
+    return result.likelihoods.get("grid", result.primary)
 
 
 ROWS = {"seed0": "rows", "diffusion-lm": "rows-diffusion-lm", "peers": "rows-peers", "bert": "rows-bert"}
@@ -168,7 +174,7 @@ def _rows(kept: Kept, output: Path, group: str) -> None:
     rows = []
     for name in kept.names(group):
         result = kept.result(group, name)
-        own, model = result.likelihoods.get("grid") or result.primary, result.model
+        own, model = _main_likelihood(result), result.model
         if _is_other_text(name) or model.tokens_seen is None:
             continue
         bleu = [f"{one.mean:.3f}" if len(one.values) else "–" for one in (result.bleu4, result.self_bleu4)]
@@ -177,9 +183,7 @@ def _rows(kept: Kept, output: Path, group: str) -> None:
         kind = "none" if own is None else "pseudo (the paper's quantity)" if is_paper else own.kind.value
         rate = None if own is None else own.rates.perplexity_per_word
         value = np.inf if rate is None else rate.value
-        rows.append(
-            (kind, value, (f"`{name}`", kind, _perplexity(result, "grid", *result.likelihoods), *bleu, *tokens))
-        )
+        rows.append((kind, value, (f"`{name}`", kind, _perplexity(result), *bleu, *tokens)))
     heading = "row", "kind", "perplexity per word", "BLEU-4", "self-BLEU-4", "tokens", "pretraining"
     _write(output / f"{ROWS[group]}.md", heading, [row for *_, row in sorted(rows)], texts=2)
 
@@ -255,10 +259,7 @@ def _curve_table(kept: Kept, output: Path, group: str, text: str = "") -> None:
         tokens = [point[0] for result in results.values() if (point := _point(result)) is not None]
         ratios = [_ratio(kept, group, prefix, share, text) for prefix in PRETRAINED]
         shown = ["–" if own is None else f"{own[0]:.2f} [{own[1]:.2f}, {own[2]:.2f}]" for own in ratios]
-        cells = [
-            _perplexity(results[prefix], "grid", *results[prefix].likelihoods) if prefix in results else "–"
-            for prefix in CURVES.values()
-        ]
+        cells = [_perplexity(results[prefix]) if prefix in results else "–" for prefix in CURVES.values()]
         if tokens:
             rows.append((f"{np.median(tokens) / 1e6:.1f}M", *cells, *shown))
     heading = "total tokens", *CURVES, "another text : D3PM", "same text : D3PM"
@@ -458,7 +459,7 @@ def _ratios(kept: Kept, group: str, prefix: str, title: str) -> figures.TokenRat
 
 
 def _point(result: EvaluationResult) -> tuple[int, float, tuple[float, float], str] | None:
-    own, model = result.likelihoods.get("grid", result.primary), result.model
+    own, model = _main_likelihood(result), result.model
     if own is None or model.tokens_seen is None or model.pretraining_tokens is None:
         return None
     rate = own.rates.nats_per_word
