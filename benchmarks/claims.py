@@ -425,7 +425,8 @@ def percent(value: float | None) -> str:
     """A change, formatted for the page."""
     if value is None:
         return "–"
-    return "±0.0 %" if abs(value) < 5e-4 else f"{100 * value:+.1f} %".replace("-", "−")
+    shown = "±0.0" if abs(value) < 5e-4 else f"{100 * value:+.1f}".replace("-", "−")
+    return f"{shown}\N{NO-BREAK SPACE}%"
 
 
 def claims_markdown(rows: list[dict[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """The spindle's published number as the authors' released code computes it, which is not the paper's formula.
 
-    python benchmarks/released_spindle.py docs/results/released.json TEXT... --sentences 500
+    python benchmarks/released_spindle.py docs/results/second/released.json TEXT... --sentences 300
 
 The release (github.com/Hzfinfdu/Diffusion-BERT, `diffusion_word_freq.py` and `compute_elbo.py`) masks with
 

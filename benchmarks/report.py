@@ -103,6 +103,10 @@ def _claims(kept: Kept, output: Path) -> None:
         figures.forest(effects, output / "forest.png")
 
 
+def _millions(number: int | None) -> str:
+    return "–" if number is None else f"{number / 1e6:.1f}M"
+
+
 def _setup(kept: Kept, output: Path) -> None:
     """How the rows were trained and evaluated, from their own records."""
     rows = []
@@ -114,19 +118,35 @@ def _setup(kept: Kept, output: Path) -> None:
         training, network = config.training, config.backbone
         tokens = events_of(path / "log.jsonl", TrainEvent)[-1].tokens_seen
         batch = training.batching.tokens if isinstance(training.batching, TokenBudget) else "–"
+        if not kept.has(SEEDS[0], path.name):
+            continue
+        model = kept.result(SEEDS[0], path.name).model
         rows.append(
             (
                 f"`{path.name}`",
                 f"{network.layers} × {network.width}" if isinstance(network, NewNetwork) else "of its start",
+                _millions(model.parameters),
                 f"{training.steps:,} × {batch:,}",
                 training.optimizer,
                 f"{training.learning_rate:g}",
                 config.objective.num_steps or "–",
                 training.ema or "–",
-                "–" if tokens is None else f"{tokens / 1e6:.1f}M",
+                _millions(tokens),
+                "–" if model.epochs is None else f"{model.epochs:.2f}",
             )
         )
-    heading = "row", "layers × width", "steps × tokens", "optimizer", "learning rate", "T", "EMA", "tokens seen"
+    heading = (
+        "row",
+        "layers × width",
+        "parameters",
+        "steps × tokens",
+        "optimizer",
+        "learning rate",
+        "T",
+        "EMA",
+        "tokens seen",
+        "epochs",
+    )
     _write(output / "setup.md", heading, rows)
 
 
@@ -178,7 +198,7 @@ def _rows(kept: Kept, output: Path, group: str) -> None:
         if _is_other_text(name) or model.tokens_seen is None:
             continue
         bleu = [f"{one.mean:.3f}" if len(one.values) else "–" for one in (result.bleu4, result.self_bleu4)]
-        tokens = [f"{number / 1e6:.1f}M" for number in (model.tokens_seen, model.pretraining_tokens or 0)]
+        tokens = [_millions(number) for number in (model.tokens_seen, model.pretraining_tokens or 0)]
         is_paper = own is not None and own.protocol.definition.quantity == "paper"
         kind = "none" if own is None else "pseudo (the paper's quantity)" if is_paper else own.kind.value
         rate = None if own is None else own.rates.perplexity_per_word
@@ -405,8 +425,7 @@ def _costs(source: Path, output: Path) -> None:
         minutes, tokens = seconds / 60, record.get("tokens")
         names = (commits.get(record["code"]), *map(record.get, ("code", "data", "start", "weights")))
         hashes = (f"`{str(name or '–')[:12]}`" for name in names)
-        millions = "–" if tokens is None else f"{tokens / 1e6:.1f}M"
-        rows.append((f"`{path.parts[-3]}/{path.stem}`", *hashes, f"{minutes:.2f}", millions))
+        rows.append((f"`{path.parts[-3]}/{path.stem}`", *hashes, f"{minutes:.2f}", _millions(tokens)))
     heading = "row", "commit", "code", "data", "start", "weights", "GPU minutes", "tokens"
     _write(output / "costs.md", heading, rows, texts=6)
 

@@ -57,10 +57,10 @@ def test_claims_are_unique():
 
 def test_percentages_have_signs():
     assert [percent(value) for value in (0.123, -0.5, 0.0, -1e-5, None)] == [
-        "+12.3 %",
-        "−50.0 %",
-        "±0.0 %",
-        "±0.0 %",
+        "+12.3\N{NO-BREAK SPACE}%",
+        "−50.0\N{NO-BREAK SPACE}%",
+        "±0.0\N{NO-BREAK SPACE}%",
+        "±0.0\N{NO-BREAK SPACE}%",
         "–",
     ]
 
