@@ -145,8 +145,9 @@ def compare(
     table = _Columns(systems, is_same_text, has_same_tokens, chosen, reference)
     table.add_descriptions()
     table.add_likelihoods(quantity)
-    table.add_texts()
-    table.add_costs()
+    if any(table.generations):
+        table.add_texts()
+        table.add_costs()
     return table.finished(unit)
 
 
