@@ -53,7 +53,7 @@ class Size:
 
 SIZES = {
     "full": Size(),
-    "small": Size(4, 256, 4, 4096, 8_192_000, str(BUNDLED), 128, 512, 500, 100, 32, 16, "no"),
+    "small": Size(4, 128, 4, 2048, 4_096_000, 2000, 64, 512, 500, 100, 32, 64, "no"),
     "tiny": Size(1, 32, 2, 256, 1024, str(BUNDLED), 24, 8, 16, 4, 6, 4, "no"),
 }
 """`small` is for probes on a CPU, `tiny` for tests."""
