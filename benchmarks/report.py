@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tyro
-from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference, percent
+from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference, percent, unigram_nats
 from sampling_frontier import at_entropy
 from second_edition_rows import ORDERS, SIZES
 
@@ -27,10 +27,12 @@ from diffusionbert.evaluation.conventions import ConventionScale
 from diffusionbert.evaluation.result import EvaluationResult
 from diffusionbert.likelihood.scores import LikelihoodSummary, Unit
 from diffusionbert.networks.loading import NewNetwork
+from diffusionbert.objectives.gaussian import GaussianConfig
 from diffusionbert.recipes import SYSTEMS
 from diffusionbert.reproduce import figures
 from diffusionbert.reproduce.targets import write_table
 from diffusionbert.storage.files import read_json, write_json
+from diffusionbert.storage.schema import Component
 from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import TrainEvent, ValidationEvent, events_of
@@ -53,6 +55,7 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
         _orders(kept, output)
         _spindle(kept, output)
         _released(source, output)
+        _diffusion_lm(kept, output)
         _conventions(kept, output)
         for group in ("curve", "curve-plain"):
             _curve_table(kept, output, group)
@@ -67,12 +70,13 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
 
 
 def with_tables(page: str, tables: Path) -> str:
-    """A page with the tables NAME.md between `<!-- NAME -->` and `<!-- end of NAME -->`."""
+    """A page with the tables NAME.md that exist between `<!-- NAME -->` and `<!-- end of NAME -->`."""
 
     def filled(found: re.Match[str]) -> str:
         table = tables / f"{found[1]}.md"
-        inner = table.read_text(encoding="utf-8") if table.exists() else ""
-        return f"<!-- {found[1]} -->\n{inner}<!-- end of {found[1]} -->"
+        if not table.exists():
+            return found[0]
+        return f"<!-- {found[1]} -->\n{table.read_text(encoding='utf-8')}<!-- end of {found[1]} -->"
 
     return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end of \1 -->", filled, page, flags=re.DOTALL)
 
@@ -268,6 +272,28 @@ RELEASED = {
     "released": "as released",
 }
 """Quantities of `released_spindle.py`, and the headings of their columns."""
+
+
+def _diffusion_lm(kept: Kept, output: Path) -> None:
+    """Diffusion-LM against token frequencies: validations during training, and the bound of the best of these."""
+    rows, unigram = [], unigram_nats(kept)
+    for path in sorted(kept.source.glob("diffusion-lm/trained/*/")):
+        config = RunConfig.from_json(read_json(path / "run.json"), str(path)).objective
+        assert isinstance(config, GaussianConfig)
+        found = [one.nats_per_token for one in events_of(path / "log.jsonl", ValidationEvent)]
+        middle = found[len(found) // 2]
+        shown = ["–" if nats is None else f"{nats:.3f}" for nats in (found[0], middle, found[-1])]
+        tokens = events_of(path / "log.jsonl", TrainEvent)[-1].tokens_seen
+        own = kept.result("diffusion-lm", path.name).primary if kept.has("diffusion-lm", path.name) else None
+        rate = None if own is None else own.rates.nats_per_token
+        test = "–" if rate is None else f"{rate.value:.3f} [{rate.ci95[0]:.3f}, {rate.ci95[1]:.3f}]"
+        predicts, width = "tokens" if config.predicts_tokens else "vectors", config.width or "of the network"
+        cells = predicts, width, Component.of(config.schedule).name, _millions(tokens), *shown, test
+        rows.append((f"`{path.name}`", *cells))
+    if rows and unigram is not None:
+        rows.append(("token frequencies", *["–"] * 7, f"{unigram:.3f}"))
+    heading = "row", "predicts", "width", "schedule", "tokens", "before training", "halfway", "end", "test"
+    _write(output / "diffusion-lm.md", heading, rows, texts=2)
 
 
 def _curve_table(kept: Kept, output: Path, group: str, text: str = "") -> None:

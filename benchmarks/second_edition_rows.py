@@ -393,7 +393,7 @@ def diffusion_lm() -> Iterator[Row]:
     """Diffusion-LM, also predicting tokens, at several widths; then the best for longer, and from a masked LM."""
     found = []
     tokens, sqrt = (("predicts_tokens", True),), (("schedule", Sqrt()), ("floor", 0.01))
-    searched = ("vectors", (16, 128), ()), ("vectors-sqrt", (128,), sqrt), ("tokens", (16, 64, 128, 384), tokens)
+    searched = ("vectors", (16, 128), ()), ("vectors-sqrt", (128,), sqrt), ("tokens", (4, 8, 16, 32, 64), tokens)
     for name, widths, objective in searched:
         for width in widths:
             own = (*objective, ("width", width))
