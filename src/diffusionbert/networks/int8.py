@@ -69,30 +69,34 @@ class _Unpacked:
 
 
 class _Packed:
-    """The same, in the order that oneDNN's kernels want."""
+    """The same, in the order that oneDNN's kernels want.
+
+    Kernels for AMX are fast, and exact, for signed integers; the others for those from 0 to 255.
+    """
 
     def __init__(self, rounded: Tensor) -> None:
         self._packed: Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._one, self._zero = torch.ones(len(rounded)), torch.zeros(len(rounded), dtype=torch.int64)
+        self._is_signed = bool(_capabilities().get("amx_int8"))
 
     def __deepcopy__(self, memo: object) -> _Packed:
         return self  # torch cannot copy packed weights, and nothing changes them
 
     def products(self, rows: Tensor) -> Tensor:
         """As `_Unpacked`."""
-        above = rows.view(torch.uint8).bitwise_xor_(128)  # x + 128: the fast kernels take integers from 0 to 255
+        rows, zero = (rows, 0) if self._is_signed else (rows.view(torch.uint8).bitwise_xor_(128), 128)  # x + 128
         call: Any = torch.ops.onednn.qlinear_pointwise.default
         found: Tensor = call(
-            above, 1.0, 128, self._packed, self._one, self._zero, None, 1.0, 0, torch.float32, "none", [], ""
+            rows, 1.0, zero, self._packed, self._one, self._zero, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return found
 
 
 @cache
 def _can_pack() -> bool:
-    """Whether oneDNN's kernels are there and exact; without dot products of integers, large sums may overflow."""
-    rows, rounded = (torch.full((number, 64), 127, dtype=torch.int8) for number in (2, 32))
-    rows[1], rounded[::2] = -127, -127
+    """Whether oneDNN's kernels are there and exact: sums may overflow, or be rounded before 128·ΣW is subtracted."""
+    rows, rounded = (torch.full((number, 2048), 127, dtype=torch.int8) for number in (3, 32))
+    rows[1], rows[2, ::2], rows[2, 0], rounded[::2] = -127, -127, -126, -127
     try:
         found = _Packed(rounded).products(rows.clone())
     except (AttributeError, RuntimeError):
@@ -107,8 +111,12 @@ def pays(backbone: PreTrainedModel) -> bool:
 
 def has_dot_products() -> bool:
     """Whether this CPU multiplies and adds 8-bit integers in one instruction."""
-    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not say
-    return any(map(capabilities.get, DOT_PRODUCTS))
+    return any(map(_capabilities().get, DOT_PRODUCTS))
+
+
+def _capabilities() -> dict[str, Any]:
+    """What this CPU has; older versions of torch do not say."""
+    return dict(getattr(torch.cpu, "get_capabilities", dict)())
 
 
 def int8_copy(network: Denoiser) -> Denoiser:
