@@ -227,7 +227,7 @@ def test_texts_are_filled_alike_alone_and_together(model):
     alone = [fill(model.engine, text, 2, max_blank_tokens=2) for text in texts]
     for one, other in zip(itertools.chain(*together), itertools.chain(*alone), strict=True):
         assert replace(one, nats=0.0) == replace(other, nats=0.0)
-        assert one.nats == pytest.approx(other.nats, abs=1e-6)  # the lengths of a batch change the rounding
+        assert one.nats == pytest.approx(other.nats, abs=1e-5)  # the lengths of a batch change the rounding
 
 
 def test_the_search_is_restricted_to_the_most_probable_tokens(model):
