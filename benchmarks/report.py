@@ -78,7 +78,7 @@ def with_tables(page: str, tables: Path) -> str:
             return found[0]
         return f"<!-- {found[1]} -->\n{table.read_text(encoding='utf-8')}<!-- end of {found[1]} -->"
 
-    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end of \1 -->", filled, page, flags=re.DOTALL)
+    return re.sub(r"<!-- ([\w/-]+) -->\n.*?<!-- end of \1 -->", filled, page, flags=re.DOTALL)
 
 
 def _write(path: Path, heading: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> None:
@@ -94,6 +94,8 @@ def _write(path: Path, heading: Sequence[str], rows: Iterable[Sequence[object]],
 def _claims(kept: Kept, output: Path) -> None:
     """Table 1, and the forest plot of the effects that are also in the paper."""
     rows = list(claim_rows(kept))
+    if not rows:
+        return
     write_json(output / "claims.json", rows)
     (output / "claims.md").write_text(claims_markdown(rows), encoding="utf-8")
     effects = []
