@@ -417,6 +417,8 @@ def _planned(work: Work, only: tuple[str, ...]) -> tuple[set[str], list[Row]]:
                 f"{one.key} was trained on {tokens:,} tokens in {str(work.output)!r}, but its size is "
                 f"{one.tokens(work.size):,} now; choose another folder"
             )
+    if unknown := {*only} - {name for one in rows() for name in (one.group, one.key)}:
+        raise SystemExit(f"no group or row is called {', '.join(sorted(unknown))}; `plan` lists all")
     finished = {one.key for one in rows() if work.is_done(one) or work.is_kept(one)}
     wanted = {one.key for one in rows() if not only or {one.group, one.key} & {*only}} - finished
     for one in reversed(rows()):  # a start may need another one

@@ -411,3 +411,8 @@ def test_a_process_does_the_rows_of_one_network_after_another(work, monkeypatch,
     networks = [network for network, _ in itertools.groupby(row.network for row in given)]
     assert len(given) == 8
     assert len({*networks}) == len(networks) == 2
+
+
+def test_unknown_rows_are_refused(work, tmp_path):
+    with pytest.raises(SystemExit, match="no group or row is called curve1/d3pm-1, seed9; `plan` lists all"):
+        second_edition.run(tmp_path, work.text, only=("starts", "seed9", "curve1/d3pm-1"), size="tiny")
