@@ -12,6 +12,7 @@ from tiny_models import trained
 
 from diffusionbert.model import Model
 from diffusionbert.serve.app import create_app
+from diffusionbert.serve.run import GracefulServer
 from diffusionbert.serve.server import Server
 from diffusionbert.serve.settings import ServerSettings
 
@@ -22,7 +23,7 @@ def serving(settings: ServerSettings | None = None, model: Model | None = None) 
     server = Server(model or trained(), settings or ServerSettings())
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(create_app(server), log_config=None, access_log=False, lifespan="on")
-    running = uvicorn.Server(config)
+    running = GracefulServer(config, server)
     thread = threading.Thread(target=running.run, args=([listening],))
     thread.start()
     try:

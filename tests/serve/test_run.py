@@ -147,6 +147,24 @@ def test_a_client_that_has_connected_before_a_stop_is_answered(monkeypatch):
         server.scheduler.close()
 
 
+def test_a_client_that_connects_at_the_moment_of_a_stop_is_answered(monkeypatch):
+    listening = socket.create_server(("127.0.0.1", 0))
+    server, clients = Server(trained()), list[socket.socket]()
+    running = GracefulServer(uvicorn.Config(create_app(server), log_config=None), server)
+
+    async def connect() -> None:  # and stop, before the event loop has accepted the connection
+        clients.append(socket.create_connection(listening.getsockname(), timeout=60))
+        clients[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+    monkeypatch.setattr(running, "main_loop", connect)
+    try:
+        asyncio.run(running.serve(sockets=[listening]))
+        with clients[0] as client:
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+    finally:
+        server.scheduler.close()
+
+
 def test_help_does_not_need_the_extra():
     code = (
         "import sys\nfor name in ('fastapi', 'uvicorn', 'pydantic', 'prometheus_client'): sys.modules[name] = None\n"

@@ -24,6 +24,11 @@ from diffusionbert.serve.server import Server
 
 REQUEST_GRACE = 2.0
 """Seconds that a client which has connected before a stop has for sending its request."""
+SETUP_ROUNDS = 5
+"""Rounds of the event loop without a new connection after which all are set up; asyncio takes three.
+
+If the socket that it came from is closed before, a connection fails, and nobody closes it.
+"""
 
 
 class GracefulServer(uvicorn.Server):
@@ -49,12 +54,13 @@ class GracefulServer(uvicorn.Server):
         A client that has just connected may not have sent its request: that is waited for, since closing its connection
         would lose it. Connections that wait to be accepted are accepted first, since closing the socket resets them.
         """
-        for listening in self.servers:
-            while select.select(listening.sockets, [], [], 0)[0]:
-                await asyncio.sleep(0)  # the event loop accepts
-            listening.close()
         end = time.monotonic() + REQUEST_GRACE
-        await asyncio.sleep(0.02)  # those just accepted are not among the connections yet, and nobody would close them
+        for listening in self.servers:
+            quiet = 0
+            while quiet < SETUP_ROUNDS and time.monotonic() < end:
+                await asyncio.sleep(0)  # the event loop accepts, and sets up what it has accepted
+                quiet = 0 if select.select(listening.sockets, [], [], 0)[0] else quiet + 1
+            listening.close()
         while not self.force_exit and self._has_new_connections() and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
