@@ -34,8 +34,10 @@ from diffusionbert.evaluation.tables import (
     to_terminal,
 )
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol, Scores, Unit, paired_bootstrap
+from diffusionbert.networks.loading import Pretrained
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
 from diffusionbert.storage.schema import Component
+from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.log import ModelDescription
 
 SENTENCES = 60
@@ -419,6 +421,38 @@ def test_seeds_are_merged_and_their_spread_widens_the_interval(systems, deviatio
     assert is_significant is (deviation == 0)
     assert (apart.ci95[0] > 0) is is_significant
     assert any(cell.best for cell in column(table, GRID_BOUND).values()) is is_significant
+
+
+def test_runs_on_other_texts_or_with_other_tokens_are_not_merged(systems):
+    usual, other_tokens = trained(systems, "one", 0, NATS), trained(systems, "two", 1, NATS)
+    other_text = replace(trained(systems, "three", 2, NATS), data=replace(usual.data, corpus_sha256="3" * 64))
+    short = trained(systems, "four", 3, NATS)
+    short = replace(other_text, model=short.model, scores={"grid": other_text.scores["grid"].select(torch.arange(9))})
+    other_tokens = replace(other_tokens, scores={"grid": scores(tokens=WORDS + 2)})
+    for other in (other_text, short, other_tokens):
+        table = compare([usual, other], names=["one", "other"], merge_seeds=True)
+        assert set(table.names) >= {"one", "other"}
+        assert any("no runs were merged" in warning for warning in table.warnings)
+    assert not any("merged" in warning for warning in compare([usual, other_text], names=["one", "other"]).warnings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_merged"),
+    [({}, True), ({"warmup": 7}, False), ({"corpus": "more.txt"}, False), ({"name_or_path": "runs/seed1"}, True)],
+)
+def test_runs_with_other_settings_are_not_merged(systems, changes, is_merged):
+    for seed, changed in enumerate(({}, changes)):
+        folder = systems.folder / f"run{seed}"
+        trained(systems, folder.name, seed, NATS).save(folder / "evaluation")
+        config = RunConfig(
+            DataConfig(changed.get("corpus", "some.txt"), vocabulary=f"runs/seed{seed}"),
+            Pretrained(changed.get("name_or_path", "runs/seed0")),
+            training=TrainingConfig(warmup=changed.get("warmup", 100), seed=seed),
+        )
+        (folder / "run.json").write_text(json.dumps(config.to_json()))
+    table = compare([systems.folder / "run0", systems.folder / "run1"], merge_seeds=True)
+    assert any("no runs were merged" in warning for warning in table.warnings) is not is_merged
+    assert ("run0 (2 seeds)" in table.names) is is_merged
 
 
 def test_one_seed_given_twice_is_refused(systems):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -44,9 +45,12 @@ from diffusionbert.likelihood.scores import (
     Unit,
     paired_bootstrap,
 )
+from diffusionbert.networks.loading import NewBert
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import Estimator, Likelihood
+from diffusionbert.storage.files import read_json
 from diffusionbert.storage.schema import Component, from_text
+from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import ModelDescription
 from diffusionbert.training.run_folder import RunFolder
 
@@ -70,6 +74,10 @@ _SEEDS = (
 _NOISE = (
     "where noise is not shared, intervals include the noise of both systems' draws; evaluate with --shared-noise for "
     "narrower ones"
+)
+_UNMERGED = (
+    "no runs were merged: merged ones differ only in their training seed, and are evaluated on the same text with the "
+    "same settings and seed"
 )
 
 
@@ -135,6 +143,7 @@ def compare(
     is_same_text = len({system.result.data.corpus_sha256 for system in systems}) == 1
     systems = _on_common_sentences(systems) if is_same_text else systems
     systems = _merged(systems) if merge_seeds else systems
+    is_unmerged = merge_seeds and all(system.num_seeds == 1 for system in systems)
     if reference is not None and reference not in (known := [system.name for system in systems]):
         raise ValueError(f"`reference` must be one of {', '.join(known)}, got {reference!r:.80}")
     scored = _first_scores(systems)
@@ -143,6 +152,8 @@ def compare(
     )
     chosen = unit or (Unit.TOKEN if has_same_tokens else Unit.WORD)
     table = _Columns(systems, is_same_text, has_same_tokens, chosen, reference)
+    if is_unmerged:
+        table.warnings.append(_UNMERGED)
     table.add_descriptions()
     table.add_likelihoods(quantity)
     if any(table.generations):
@@ -224,13 +235,42 @@ def _merged(systems: list[_System]) -> list[_System]:
     """The systems, with training runs that differ only in their seed merged into one."""
     groups: dict[object, list[_System]] = {}
     for number, system in enumerate(systems):
-        model = system.result.model
+        result = system.result
         # The step with the best validation loss, and thus the tokens up to it, may differ between seeds.
-        same = replace(model, seed=None, tokens_seen=None, epochs=None)
-        sampling = system.result.generation and system.result.generation.sampling
-        key = number if model.seed is None else repr((same, sampling, system.result.seed, [*system.scores]))
+        same = replace(result.model, seed=None, tokens_seen=None, epochs=None)
+        sampling = result.generation and result.generation.sampling
+        text = (
+            result.data.corpus_sha256,
+            [(name, one.example.tolist(), one.tokens.tolist()) for name, one in system.scores.items()],
+        )
+        key = number if result.model.seed is None else repr((same, sampling, result.seed, text))
         groups.setdefault(key, []).append(system)
-    return [group[0] if len(group) == 1 else _as_one(group) for group in groups.values()]
+    apart = [one for group in groups.values() for one in _of_equal_settings(group)]
+    return [group[0] if len(group) == 1 else _as_one(group) for group in apart]
+
+
+def _of_equal_settings(group: list[_System]) -> list[list[_System]]:
+    """A group of systems, divided by what their run directories say about training, if all of them are known."""
+    settings = [_run_settings(system) for system in group]
+    if None in settings:
+        return [group]
+    return [
+        [system for system, own in zip(group, settings, strict=True) if own == each] for each in dict.fromkeys(settings)
+    ]
+
+
+def _run_settings(system: _System) -> str | None:
+    """What a run directory says about training, except the seed and the start, which may differ between seeds, too."""
+    if not system.folders or not (file := RunFolder(system.folders[0].parent).config).exists():
+        return None
+    with suppress(ValueError):  # damaged, or of a plugin that is not installed
+        config = RunConfig.from_json(read_json(file), file.name)
+        training = replace(config.training, seed=0, micro_tokens=None)
+        if config.backbone.pretrained is None:
+            return repr(replace(config, training=training))
+        data = replace(config.data, vocabulary="of the start")
+        return repr(replace(config, training=training, data=data, backbone=NewBert()))
+    return None
 
 
 def _as_one(group: list[_System]) -> _System:
