@@ -476,6 +476,35 @@ def test_shared_noise_is_told_from_independent_noise(systems):
     assert any("--shared-noise" in text for _, text in table.footnotes)
 
 
+def test_noise_is_not_shared_across_vocabularies(systems):
+    other = estimate(scores(nats=NATS + 1, tokens=WORDS + 3))
+    same = estimate(scores(nats=NATS + 2))
+    table = compare(
+        [
+            systems.add(name, {"continuous": one})
+            for name, one in (("one", estimate(scores())), ("two", other), ("three", same))
+        ]
+    )
+    noise = {apart.system: apart.noise for apart in table.differences if "continuous" in apart.column.key}
+    assert noise == {"two": "independent", "three": "shared"}
+
+
+def test_noise_is_shared_only_if_all_merged_runs_share_it(systems):
+    def noise(draws: int) -> str:
+        last = trained(systems, "last", 1, NATS + 2, start="scratch")
+        own = estimate(scores(nats=NATS + 2), steps(64), num_draws=draws)
+        results = [
+            *(trained(systems, f"first-{seed}", seed, NATS) for seed in range(2)),
+            trained(systems, "scratch", 0, NATS + 1, start="scratch"),
+            replace(last, likelihoods={"grid": own.summary()}),
+        ]
+        found = compare(results, names=["a", "b", "c", "d"], merge_seeds=True).differences
+        return next(apart.noise for apart in found if apart.column.key == GRID_BOUND)
+
+    assert noise(4) == "shared"
+    assert noise(8) == "independent"
+
+
 def test_differences_are_from_the_reference_if_one_is_given(systems):
     folders = [
         systems.add(name, {"continuous": estimate(scores(nats=NATS + shift))})

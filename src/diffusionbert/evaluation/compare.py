@@ -99,8 +99,8 @@ class _System:
     scores: dict[str, Scores]
     """Scores on the sentences that all systems scored, if on the same corpus; means over merged training runs."""
     folders: tuple[Path, ...]
-    trainings: tuple[dict[str, Scores], ...] = ()
-    """The scores of each training run of a merged system."""
+    trainings: tuple[_System, ...] = ()
+    """The training runs of a merged system."""
     provenance: tuple[dict[str, object], ...] = ()
     """Hashes of the code, data and weights of each training run."""
 
@@ -304,7 +304,7 @@ def _as_one(group: list[_System]) -> _System:
     folders = tuple(folder for system in group for folder in system.folders)
     provenance = tuple(one for system in group for one in system.provenance)
     name = f"{first.name} ({number} seeds)"
-    return _System(name, result, scores, folders, tuple(system.scores for system in group), provenance)
+    return _System(name, result, scores, folders, tuple(group), provenance)
 
 
 def _mean_metrics(texts: list[TextMetrics]) -> TextMetrics:
@@ -452,10 +452,11 @@ class _Columns:
             return None
         found = paired_bootstrap(first, second, self.unit)
         if min(best.num_seeds, other.num_seeds) > 1:
-            rates = (np.array([own[name].nats_per(self.unit) for own in system.trainings]) for system in (best, other))
+            rates = (
+                np.array([own.scores[name].nats_per(self.unit) for own in system.trainings]) for system in (best, other)
+            )
             found = with_seeds(found, *rates)
-        noise = shared_noise(best.result.likelihoods[name], other.result.likelihoods[name])
-        return Difference(-found.value, -found.high, -found.low, found.p_value), noise
+        return Difference(-found.value, -found.high, -found.low, found.p_value), _noise(name, best, other)
 
     # ---- samples ----------------------------------------------------------------------------------------------------
 
@@ -695,6 +696,15 @@ def shared_noise(first: LikelihoodSummary, second: LikelihoodSummary) -> str:
         return "unknown"
     keys = {(one.definition.estimator, one.definition.time, one.num_draws, one.strata, one.seed) for one in cards}
     return "shared" if len(keys) == 1 else "independent"
+
+
+def _noise(name: str, best: _System, other: _System) -> str:
+    """Whether all runs of two systems share the noise of a likelihood, in the words of `shared_noise`."""
+    runs = [run.result.likelihoods[name] for system in (best, other) for run in system.trainings or (system,)]
+    found = {shared_noise(first, second) for first, second in pairwise(runs)}
+    # The noise of a sentence follows from its tokens, which are others in another vocabulary.
+    is_other = found == {"shared"} and not torch.equal(best.scores[name].tokens, other.scores[name].tokens)
+    return "independent" if is_other or len(found) > 1 else found.pop()
 
 
 def _unpaired(name: str, best: _System, other: _System) -> tuple[Difference, str]:
