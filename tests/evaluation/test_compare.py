@@ -176,6 +176,18 @@ def test_each_kind_and_quantity_has_its_own_column(four_kinds):
     assert not table.warnings
 
 
+def test_a_causal_model_is_compared_with_a_masked_one_from_left_to_right(systems):
+    exact = LikelihoodDefinition("nll", estimator=Estimator.LEFT_TO_RIGHT)
+    causal, masked = (estimate(scores(Likelihood.EXACT, nats), exact) for nats in (NATS, NATS + 1))
+    folders = [systems.add("causal", {"exact": causal}), systems.add("masked", {"left-to-right": masked})]
+    table = compare(folders)
+    assert marks(column(table, "perplexity_per_token.exact.left-to-right")) == {"causal": "b", "masked": ""}
+    assert [apart.system for apart in table.differences if "exact" in apart.column.key] == ["masked"]
+    assert [one.key for one in compare(folders[:1]).columns if "exact" in one.key] == [
+        "perplexity_per_token.exact.exact"
+    ]
+
+
 def test_numbers_and_intervals_are_those_of_the_evaluations(four_kinds):
     table = compare(four_kinds, Unit.BYTE)
     result = EvaluationResult.load(four_kinds[1])

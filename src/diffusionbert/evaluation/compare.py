@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from diffusionbert.evaluation.tables import (
     length_text,
 )
 from diffusionbert.likelihood.intervals import Difference, percentile_interval, resampled_sums, with_seeds
+from diffusionbert.likelihood.orders import Order
 from diffusionbert.likelihood.scores import (
     Length,
     LikelihoodRates,
@@ -47,13 +48,14 @@ from diffusionbert.likelihood.scores import (
 )
 from diffusionbert.networks.loading import NewBert
 from diffusionbert.networks.time_conditioning import TimeEmbedding
-from diffusionbert.objectives.base import Estimator, Likelihood
+from diffusionbert.objectives.base import EXACT, Estimator, Likelihood
 from diffusionbert.storage.files import read_json
 from diffusionbert.storage.schema import Component, from_text
 from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import ModelDescription
 from diffusionbert.training.run_folder import RunFolder
 
+T = TypeVar("T")
 LEVEL = 0.05
 """A difference is called significant if its p-value is below this."""
 _RATES = {
@@ -139,7 +141,7 @@ def compare(
     Examples:
         >>> print(compare(["runs/one", "runs/two"]))  # doctest: +SKIP
     """
-    systems = _systems(results, names)
+    systems = _in_orders(_systems(results, names))
     is_same_text = len({system.result.data.corpus_sha256 for system in systems}) == 1
     systems = _on_common_sentences(systems) if is_same_text else systems
     systems = _merged(systems) if merge_seeds else systems
@@ -178,6 +180,25 @@ def _systems(results: Sequence[EvaluationResult | str | Path], names: Sequence[s
     return [
         _System(name, one, one.scores, () if folder is None else (folder,), provenance=(_provenance(one),))
         for name, one, folder in zip(names, loaded, folders, strict=True)
+    ]
+
+
+def _in_orders(systems: list[_System]) -> list[_System]:
+    """The systems; if a masked model is scored from left to right, a causal one's likelihood has the same name."""
+    name = Order.LEFT_TO_RIGHT.value
+    if not any(name in system.scores for system in systems):
+        return systems
+
+    def renamed(by_name: dict[str, T]) -> dict[str, T]:
+        return {name if key == EXACT else key: one for key, one in by_name.items()}
+
+    return [
+        replace(
+            system,
+            result=replace(system.result, likelihoods=renamed(system.result.likelihoods)),
+            scores=renamed(system.scores),
+        )
+        for system in systems
     ]
 
 
