@@ -553,6 +553,9 @@ def test_different_texts_are_shown_but_not_ranked(systems):
     assert "text differs: test.txt, split all, sha256" in warnings
     assert "BLEU-4 is not ranked: the texts differ" in warnings
     assert not any(text.startswith("text:") for _, text in table.footnotes)
+    assert "texts differ, so likelihoods are given per word" in [text for _, text in table.footnotes]
+    by_token = compare([systems.folder / "one", systems.folder / "two"], Unit.TOKEN)
+    assert not any("vocabularies" in text for text in (*by_token.warnings, *(text for _, text in by_token.footnotes)))
 
 
 def test_different_vocabularies_are_compared_per_word_or_byte(systems):

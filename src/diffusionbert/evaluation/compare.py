@@ -447,7 +447,7 @@ class _Columns:
         """Why the numbers of a likelihood column are not comparable."""
         if not self.is_same_text:
             yield "the texts differ"
-        if self.unit is Unit.TOKEN and not self.has_same_tokens:
+        elif self.unit is Unit.TOKEN and not self.has_same_tokens:
             yield "the vocabularies differ (compare by --unit word or byte)"
         protocols = [summary.protocol for summary in summaries]
         for values, reason in (
@@ -635,7 +635,8 @@ class _Columns:
         if {"independent", "unknown"} & {*paired}:
             self.footnotes.append(("", _NOISE))
         if requested is None and not self.has_same_tokens:
-            self.footnotes.append(("", f"vocabularies differ, so likelihoods are given per {self.unit.value}"))
+            what = "vocabularies" if self.is_same_text else "texts"
+            self.footnotes.append(("", f"{what} differ, so likelihoods are given per {self.unit.value}"))
         shared, different = _protocol(self.systems)
         scored = [len(scores) for system in self.systems for scores in system.result.scores.values()]
         if scored and self.is_same_text:
