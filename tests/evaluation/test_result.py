@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import made_up
+import numpy as np
 import pytest
 import torch
 
 from diffusionbert.data.sources import Split
 from diffusionbert.diffusion.schedules import Linear, Mean, Spindle
 from diffusionbert.evaluation.compare import compare
+from diffusionbert.evaluation.metrics import PerSample
 from diffusionbert.evaluation.result import EvaluationResult
-from diffusionbert.likelihood.scores import Interval, Length, LikelihoodRates, Limit
+from diffusionbert.likelihood.scores import Estimate, Interval, Length, LikelihoodRates, Limit, Protocol, Scores
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
 from diffusionbert.storage.files import code_version, load_tensors, save_tensors
 from diffusionbert.storage.schema import Component
@@ -143,6 +146,39 @@ def test_a_result_opens_without_the_parts_it_names(tmp_path):
     (tmp_path / "evaluation.json").write_text(json.dumps(plain))
     sampler = EvaluationResult.load(tmp_path).generation.sampling.sampler
     assert sampler == Component("nobody-has-this", {"eta": 0.5, "on": True})
+
+
+@pytest.mark.parametrize(("sentences", "samples"), [(12, 40), (9, 0)])
+def test_scores_of_another_evaluation_give_a_one_line_error(tmp_path, sentences, samples):
+    def saved(name: str, sentences: int, samples: int) -> Path:
+        nats, tokens = torch.arange(sentences).double(), torch.full((sentences,), 7)
+        scores = Scores(Likelihood.BOUND, torch.arange(sentences), nats, torch.zeros_like(nats), 2, tokens)
+        definition = LikelihoodDefinition(time=TimeGrid(), estimator=Estimator.STRATIFIED_TIMES)
+        estimate = Estimate(scores, scores.rates(), None, Protocol(definition, num_draws=2))
+        values = PerSample(np.full(samples, 0.3))
+        made_up.result(name, {"continuous": estimate}, bleu4=values, self_bleu4=values).save(tmp_path / name)
+        return tmp_path / name
+
+    usual, other = saved("usual", 9, 40), saved("other", sentences, samples)
+    EvaluationResult.load(usual)
+    shutil.copy(other / "scores.safetensors", usual)
+    with pytest.raises(ValueError, match="of different evaluations") as caught:
+        EvaluationResult.load(usual)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_interrupted_overwrite_leaves_no_report_of_other_scores(tmp_path, monkeypatch):
+    found = made_up.result()
+    found.save(tmp_path)
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffusionbert.evaluation.result.write_bytes", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        found.save(tmp_path)
+    with pytest.raises(ValueError, match="contains no evaluation"):
+        EvaluationResult.load(tmp_path)
 
 
 def test_a_result_without_samples_is_saved_and_loaded(tmp_path):

@@ -274,6 +274,7 @@ class EvaluationResult:
             tensors |= {key: count for key, count in counts.items() if count is not None}
             tensors |= {f"nats.{name}": scores.nats, f"draw_variance.{name}": scores.draw_variance}
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / REPORT).unlink(missing_ok=True)  # an earlier evaluation's, which other scores would contradict
         write_bytes(folder / SCORES, save_safetensors(tensors))
         write_bytes(folder / SAMPLES, "".join(f"{text}\n" for text in (*self.samples, *self.more_samples)).encode())
         write_json(folder / REPORT, self.to_json())
@@ -320,6 +321,10 @@ class EvaluationResult:
             raise ValueError(f"{folder / SCORES}: no tensor {error}") from None
         lines = tuple(read_text(folder / SAMPLES).splitlines())
         number = 0 if self.generation is None else self.generation.sampling.number
+        recorded = {name: (one.num_sentences, one.num_tokens) for name, one in self.likelihoods.items()}
+        stored_sizes = {name: (len(one), int(one.tokens.sum())) for name, one in scores.items()}
+        if stored_sizes != recorded or (number and {number} != {len(one.values) for one in bleu}):
+            raise ValueError(f"{SCORES} and {REPORT} are of different evaluations")
         samples, more = lines[:number], lines[number : 2 * number]
         return replace(self, scores=scores, bleu4=bleu[0], self_bleu4=bleu[1], samples=samples, more_samples=more)
 
