@@ -430,6 +430,7 @@ def test_another_seed_draws_other_samples_and_scores_the_same_sentences(evaluate
         (["--data=pydoc", "--seed=-1"], "--seed must be >= 0, got -1"),
         (["--data=pydoc", "--sentences=1"], "at least two"),
         (["--data=pydoc", "--length=64"], "46"),
+        (["--data=pydoc", "--length=0"], "--length must be 1 to 46 for this model, got 0"),
         (["--data=pydoc", "--length=nonsense"], "--length"),
         (["--data=pydoc", "--judge=no/such-judge"], "no/such-judge"),
         (["--data=pydoc", "--precision=fine"], "--precision"),

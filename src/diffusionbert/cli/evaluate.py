@@ -140,7 +140,8 @@ class Evaluate(SamplerOptions, WithModel):
     def _length(self) -> int | tuple[int, int] | str | None:
         if self.length is None or self.length == "target":
             return self.length
-        return parse_length(self.length) or "corpus"
+        length = parse_length(self.length)
+        return "corpus" if length is None else length
 
     def _output(self) -> Path | None:
         from diffusionbert.training.run_folder import RunFolder
