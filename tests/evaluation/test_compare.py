@@ -795,6 +795,13 @@ def test_a_printed_table_is_readable(four_kinds, capsys):
     assert "Cell(" not in shown
 
 
+def test_an_exact_likelihood_mentions_no_draws(four_kinds):
+    decoder, diffusion = (EvaluationResult.load(folder).table() for folder in four_kinds[:2])
+    assert "nothing drawn, float32" in decoder
+    assert "4 draws per sentence in 2 strata, seed 0, float32" in diffusion
+    assert "draws per sentence" not in decoder
+
+
 def test_a_printed_result_is_its_table(four_kinds):
     result = EvaluationResult.load(four_kinds[0])
     assert str(result) == result.table()

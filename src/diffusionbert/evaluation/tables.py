@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from diffusionbert.evaluation.conventions import Convention, ConventionScale
 from diffusionbert.likelihood.scores import Length, PointEstimate
+from diffusionbert.objectives.base import Likelihood
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -470,12 +471,13 @@ def _protocol_lines(result: EvaluationResult) -> Iterator[str]:
     )
     for name, summary in result.likelihoods.items():
         protocol, limit = summary.protocol, summary.limited_by
+        draws = f"{protocol.num_draws} draws per sentence in {protocol.strata} strata, seed {protocol.seed}"
         yield (
             f"{name}: {protocol.definition.quantity}, {'packed text' if protocol.packed else 'single sentences'}, "
             f"{'source given, ' if protocol.source_given else ''}"
             f"special tokens {'counted' if protocol.special_tokens else 'not counted'}, "
-            f"{'length given' if protocol.length is Length.GIVEN else '-log p(length) added'}, {protocol.num_draws} "
-            f"draws per sentence in {protocol.strata} strata, {protocol.arithmetic}, seed {protocol.seed}; "
+            f"{'length given' if protocol.length is Length.GIVEN else '-log p(length) added'}, "
+            f"{'nothing drawn' if summary.kind is Likelihood.EXACT else draws}, {protocol.arithmetic}; "
             f"{protocol.interval}{f'; wider than requested for lack of {limit.value}' if limit else ''}"
         )
     if found is None:
