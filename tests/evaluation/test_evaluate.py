@@ -681,6 +681,14 @@ def test_sentences_keep_their_numbers_in_subsets(engine, tmp_path):
     assert short.texts == everything.texts  # references are all sentences, also those that are not scored
 
 
+def test_skipped_lines_are_noted(engine, tmp_path):
+    lines = ["the value is changed .", "the value is not changed .", "the value is new ."]
+    assert read_evaluation_set(corpus_of(tmp_path / "a.txt", lines), "a", engine.vocabulary, 46).notes == ()
+    corpus = corpus_of(tmp_path / "b.txt", [*lines, "a long line " * 10_000])
+    [note] = read_evaluation_set(corpus, "b", engine.vocabulary, 46).notes
+    assert note.startswith("text: 3 kept; 1 skipped: 1 over the character limit (first at ")
+
+
 def test_samples_are_never_scored_against_the_training_text(tmp_path, run):
     own = tmp_path / "own.txt"
     other = tmp_path / "other.txt"

@@ -65,7 +65,7 @@ class EvaluationSet:
 
     record: EvaluationSetRecord
     notes: tuple[str, ...]
-    """Warnings about text that the model may have been trained on."""
+    """Warnings about text that was skipped, or that the model may have been trained on."""
     texts: tuple[str, ...]
     """All sentences, as read."""
     sequences: tuple[tuple[int, ...], ...]
@@ -145,7 +145,7 @@ def read_evaluation_set(
     sentences: int | None = None,
     trained: Trained | None = None,
 ) -> EvaluationSet:
-    """Reads a corpus as an evaluation set, with a note if the model was, or may have been, trained on it."""
+    """Reads a corpus as an evaluation set; notes say what was skipped, and whether the model may have seen it."""
     if sentences is not None and sentences < 2:
         raise ValueError(f"`sentences` must be at least two for an interval, got {sentences}; 1000 is usual")
     report = Report()
@@ -179,6 +179,7 @@ def read_evaluation_set(
         report.summary(),
     )
     notes = () if trained is None else _training_notes(corpus, trained)
+    notes += (f"text: {record.report}",) if report.skipped else ()
     sources = tuple(pair.source for pair in pairs) if corpus.paired else None
     return EvaluationSet(record, notes, texts, sequences, numbers, vocabulary, sources)
 
