@@ -415,7 +415,8 @@ def _main_table(kept: Kept, output: Path) -> None:
         results = results[: len(found)]
     if results:
         names = [name if seed == "seed0" else f"{name} ({seed})" for seed, name in found]
-        write_table(output / "main", compare(results, names=names, merge_seeds=has_descriptions, unit=Unit.WORD))
+        has_seeds = len({seed for seed, _ in found}) > 1
+        write_table(output / "main", compare(results, names=names, merge_seeds=has_seeds, unit=Unit.WORD))
     _compared(kept, "seed0", [name for name in kept.names("seed0") if _is_other_text(name)], output / "lm1b")
 
 
