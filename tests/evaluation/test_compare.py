@@ -416,6 +416,13 @@ def test_a_table_says_what_was_trained_and_for_how_long(systems):
     assert not {"objective", "parameters"} & {one.key for one in compare([systems.add("plain")]).columns}
 
 
+def test_what_has_no_time_is_not_called_time_agnostic(systems):
+    causal = trained(systems, "causal", 0, NATS, schedule=None, time_conditioning="none")
+    table = compare([causal, trained(systems, "masked", 0, NATS, time_conditioning="none")])
+    found = column(table, "time")
+    assert (found["causal"].text, found["masked"].text) == (None, "TAD")
+
+
 @pytest.mark.parametrize("deviation", [0.2, 0.0])
 def test_seeds_are_merged_and_their_spread_widens_the_interval(systems, deviation):
     results = [

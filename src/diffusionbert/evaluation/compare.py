@@ -379,7 +379,7 @@ class _Columns:
         texts: dict[str, Callable[[ModelDescription], str | None]] = {
             "objective": lambda model: _objective_label(model.objective),
             "schedule": lambda model: _schedule_label(model.schedule),
-            "time": lambda model: _time_label(model.time_conditioning),
+            "time": _time_label,
             "start": lambda model: model.start,
             "backbone": lambda model: model.backbone,
             "optimizer": lambda model: (
@@ -694,9 +694,12 @@ def _schedule_label(schedule: Component | None) -> str | None:
         return str(schedule)
 
 
-def _time_label(recorded: str | None) -> str | None:
+def _time_label(model: ModelDescription) -> str | None:
+    recorded = model.time_conditioning
+    if recorded is None or (model.schedule is None and recorded == TimeEmbedding.NONE.value):
+        return None  # without a schedule there is no time that it could be told
     known = {one.value: one.abbreviation for one in TimeEmbedding}
-    return None if recorded is None else known.get(recorded, recorded)
+    return known.get(recorded, recorded)
 
 
 def _total_tokens(model: ModelDescription) -> float | None:
