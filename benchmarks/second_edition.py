@@ -273,7 +273,7 @@ class Work:
             "workers": workers,
             "tokens": row.tokens(self.size),
             "code": code_version().sha256,
-            "data": read_json(RunFolder(folder).start / "data.json")["training"],
+            "data": read_json(RunFolder(folder).fingerprints)["training"],
             "weights": Weights.of(RunFolder(folder).model).sha256,
             "start": row.start and Weights.of(RunFolder(self.run_folder(row.start)).model).sha256,
         }

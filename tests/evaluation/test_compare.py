@@ -457,7 +457,14 @@ def test_runs_on_other_texts_or_with_other_tokens_are_not_merged(systems):
 
 @pytest.mark.parametrize(
     ("changes", "is_merged"),
-    [({}, True), ({"warmup": 7}, False), ({"corpus": "more.txt"}, False), ({"name_or_path": "runs/seed1"}, True)],
+    [
+        ({}, True),
+        ({"warmup": 7}, False),
+        ({"corpus": "more.txt"}, False),
+        ({"corpus": "elsewhere/some.txt", "hash": "0a"}, True),
+        ({"hash": "0b"}, False),
+        ({"name_or_path": "runs/seed1"}, True),
+    ],
 )
 def test_runs_with_other_settings_are_not_merged(systems, changes, is_merged):
     for seed, changed in enumerate(({}, changes)):
@@ -469,6 +476,10 @@ def test_runs_with_other_settings_are_not_merged(systems, changes, is_merged):
             training=TrainingConfig(warmup=changed.get("warmup", 100), seed=seed),
         )
         (folder / "run.json").write_text(json.dumps(config.to_json()))
+        if "hash" in changes:
+            (folder / "start").mkdir()
+            hashes = {"training": changed.get("hash", "0a"), "validation": "1c"}
+            (folder / "start/data.json").write_text(json.dumps(hashes))
     table = compare([systems.folder / "run0", systems.folder / "run1"], merge_seeds=True)
     assert any("no runs were merged" in warning for warning in table.warnings) is not is_merged
     assert ("run0 (2 seeds)" in table.names) is is_merged

@@ -50,7 +50,7 @@ from diffusionbert.networks.loading import NewBert
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import EXACT, Estimator, Likelihood
 from diffusionbert.storage.files import read_json
-from diffusionbert.storage.schema import Component, from_text
+from diffusionbert.storage.schema import Component, from_json, from_text
 from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import ModelDescription
 from diffusionbert.training.run_folder import RunFolder
@@ -282,14 +282,17 @@ def _of_equal_settings(group: list[_System]) -> list[list[_System]]:
 
 def _run_settings(system: _System) -> str | None:
     """What a run directory says about training, except the seed and the start, which may differ between seeds, too."""
-    if not system.folders or not (file := RunFolder(system.folders[0].parent).config).exists():
+    if not system.folders or not (run := RunFolder(system.folders[0].parent)).config.exists():
         return None
     with suppress(ValueError):  # damaged, or of a plugin that is not installed
-        config = RunConfig.from_json(read_json(file), file.name)
-        training = replace(config.training, seed=0, micro_tokens=None)
+        config = RunConfig.from_json(read_json(run.config), run.config.name)
+        training, data = replace(config.training, seed=0, micro_tokens=None), config.data
+        if run.fingerprints.exists():  # the same text may lie elsewhere
+            hashes = from_json(read_json(run.fingerprints), dict[str, str], run.fingerprints.name)
+            data = replace(data, corpus=hashes.get("training", ""), validation=hashes.get("validation"))
         if config.backbone.pretrained is None:
-            return repr(replace(config, training=training))
-        data = replace(config.data, vocabulary="of the start")
+            return repr(replace(config, training=training, data=data))
+        data = replace(data, vocabulary="of the start")
         return repr(replace(config, training=training, data=data, backbone=NewBert()))
     return None
 

@@ -57,7 +57,7 @@ from diffusionbert.training.model_folder import (
     write_model,
 )
 from diffusionbert.training.optim import measure
-from diffusionbert.training.run_folder import RunFolder
+from diffusionbert.training.run_folder import FINGERPRINTS, RunFolder
 from diffusionbert.training.step import compile_cache, packs
 from diffusionbert.training.trainer import Trainer
 
@@ -330,7 +330,7 @@ def _lock(run: RunFolder, accelerator: Accelerator) -> AbstractContextManager[ob
         raise ValueError(f"{str(run.path / '.lock')!r} is a folder; remove it, or choose another --output") from None
 
 
-_FINGERPRINTS, _EARLIER_FINGERPRINTS, _PRETRAINING = "data.json", "rows.json", "pretraining.json"
+_EARLIER_FINGERPRINTS, _PRETRAINING = "rows.json", "pretraining.json"
 
 
 def _write_start(folder: Path, module: TrainingModule, prepared: PreparedData, tokens: int | None) -> None:
@@ -338,14 +338,14 @@ def _write_start(folder: Path, module: TrainingModule, prepared: PreparedData, t
     with atomic_folder(folder) as unfinished:
         prepared.vocabulary.save(unfinished)
         backbone_of(module).config.save_pretrained(unfinished)
-        write_json(unfinished / _FINGERPRINTS, prepared.fingerprints)
+        write_json(unfinished / FINGERPRINTS, prepared.fingerprints)
         write_json(unfinished / _PRETRAINING, {"tokens": tokens})
 
 
 def _resumed_data(data: DataConfig, cache: Path, start: Path) -> PreparedData:
     """The data of a resumed run, with its own vocabulary; refuses text that has changed."""
     earlier = start / _EARLIER_FINGERPRINTS
-    file = earlier if earlier.exists() else start / _FINGERPRINTS
+    file = earlier if earlier.exists() else start / FINGERPRINTS
     expected = from_json(read_json(file), dict[str, str], str(file))
     try:
         prepared = prepare(data, cache, Vocabulary.load(start))

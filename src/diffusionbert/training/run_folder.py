@@ -25,6 +25,7 @@ from typing import Literal
 from diffusionbert.storage.files import REPLACED, TEMPORARY, read_json, replaced_path, restore_replaced, write_json
 
 Pointer = Literal["last", "best"]
+FINGERPRINTS = "data.json"
 
 
 class RunFolder:
@@ -47,6 +48,11 @@ class RunFolder:
         """What resuming needs besides checkpoints; beginning/ in earlier versions."""
         earlier = self.path / "beginning"
         return earlier if earlier.is_dir() else self.path / "start"
+
+    @property
+    def fingerprints(self) -> Path:
+        """The hashes of the encoded training and validation text."""
+        return self.start / FINGERPRINTS
 
     def find_model(self) -> Path | None:
         """The folder of the exported model; None if this is not a run directory."""
