@@ -375,10 +375,11 @@ def _repeats(kept: Kept, output: Path) -> None:
     """Networks that were trained twice with the same seed, on different machines: their last validations."""
     rows = []
     for again in sorted(kept.source.glob("*/trained/*-again")):
-        logs = [path / "log.jsonl" for path in (again.with_name(again.name.removesuffix("-again")), again)]
+        original = again.with_name(re.sub("(-again)+$", "", again.name))
+        logs = [path / "log.jsonl" for path in (original, again)]
         first, second = (events_of(log, ValidationEvent)[-1].nats_per_token for log in logs)
         if first is not None and second is not None:
-            name = f"`{again.parts[-3]}/{again.name.removesuffix('-again')}`"
+            name = f"`{again.parts[-3]}/{original.name}`"
             rows.append((name, f"{first:.3f}", f"{second:.3f}", f"{second - first:+.3f}".replace("-", "−")))
     _write(output / "repeats.md", ("validation, nats per token", "first", "again", "difference"), rows)
 
