@@ -225,7 +225,7 @@ def train(
     start = run.resumable_start() if resume else None
     accelerator = make_accelerator(config.training, output)
     if prepared is None:
-        prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, start)
+        prepared = prepare(config.data, cache) if start is None else _resumed_data(config.data, cache, run)
         for name, sequences in (("training", prepared.sequences), ("validation", prepared.validation)):
             if accelerator.is_main_process:
                 logger.info(f"{name} text: {sequences.report.summary()}")
@@ -330,7 +330,7 @@ def _lock(run: RunFolder, accelerator: Accelerator) -> AbstractContextManager[ob
         raise ValueError(f"{str(run.path / '.lock')!r} is a folder; remove it, or choose another --output") from None
 
 
-_EARLIER_FINGERPRINTS, _PRETRAINING = "rows.json", "pretraining.json"
+_PRETRAINING = "pretraining.json"
 
 
 def _write_start(folder: Path, module: TrainingModule, prepared: PreparedData, tokens: int | None) -> None:
@@ -342,13 +342,11 @@ def _write_start(folder: Path, module: TrainingModule, prepared: PreparedData, t
         write_json(unfinished / _PRETRAINING, {"tokens": tokens})
 
 
-def _resumed_data(data: DataConfig, cache: Path, start: Path) -> PreparedData:
+def _resumed_data(data: DataConfig, cache: Path, run: RunFolder) -> PreparedData:
     """The data of a resumed run, with its own vocabulary; refuses text that has changed."""
-    earlier = start / _EARLIER_FINGERPRINTS
-    file = earlier if earlier.exists() else start / FINGERPRINTS
-    expected = from_json(read_json(file), dict[str, str], str(file))
+    expected = from_json(read_json(run.fingerprints), dict[str, str], str(run.fingerprints))
     try:
-        prepared = prepare(data, cache, Vocabulary.load(start))
+        prepared = prepare(data, cache, Vocabulary.load(run.start))
     except ValueError as error:
         raise ValueError(
             f"the text of the run cannot be read here ({error}); restore it, or resume where it was started"

@@ -51,8 +51,9 @@ class RunFolder:
 
     @property
     def fingerprints(self) -> Path:
-        """The hashes of the encoded training and validation text."""
-        return self.start / FINGERPRINTS
+        """The hashes of the encoded training and validation text; rows.json in earlier versions."""
+        earlier = self.start / "rows.json"
+        return earlier if earlier.exists() else self.start / FINGERPRINTS
 
     def find_model(self) -> Path | None:
         """The folder of the exported model; None if this is not a run directory."""
