@@ -276,7 +276,7 @@ def difference(kept: Kept, claim: Claim) -> Found | None:
     found = paired_difference((means[0], means[1]), (counts[0], counts[1]))
     rates = [np.array([float(pair[side].nats.sum()) for pair in every]) / float(counts[side].sum()) for side in (0, 1)]
     found = with_seeds(found, *rates) if len(every) > 1 else found
-    summaries = [own.likelihoods[name] for own, name in zip(pairs[0], names, strict=True)]
+    summaries = [own.likelihoods[name] for pair in pairs for own, name in zip(pair, names, strict=True)]
     return Found(
         math.expm1(found.value),
         (math.expm1(found.low), math.expm1(found.high)),
@@ -284,7 +284,7 @@ def difference(kept: Kept, claim: Claim) -> Found | None:
         (math.exp(rates[0].mean()), math.exp(rates[1].mean())),
         len(every),
         (summaries[0].kind.value, summaries[1].kind.value),
-        shared_noise(summaries[0], summaries[1]),
+        shared_noise(*summaries),
         " against ".join(dict.fromkeys(names)),
         float(every[0][0].tokens.sum()) / float(counts[0].sum()),
     )

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -55,7 +55,6 @@ from diffusionbert.training.config import RunConfig
 from diffusionbert.training.log import ModelDescription
 from diffusionbert.training.run_folder import RunFolder
 
-T = TypeVar("T")
 LEVEL = 0.05
 """A difference is called significant if its p-value is below this."""
 _RATES = {
@@ -145,7 +144,6 @@ def compare(
     is_same_text = len({system.result.data.corpus_sha256 for system in systems}) == 1
     systems = _on_common_sentences(systems) if is_same_text else systems
     systems = _merged(systems) if merge_seeds else systems
-    is_unmerged = merge_seeds and all(system.num_seeds == 1 for system in systems)
     if reference is not None and reference not in (known := [system.name for system in systems]):
         raise ValueError(f"`reference` must be one of {', '.join(known)}, got {reference!r:.80}")
     scored = _first_scores(systems)
@@ -154,7 +152,7 @@ def compare(
     )
     chosen = unit or (Unit.TOKEN if has_same_tokens else Unit.WORD)
     table = _Columns(systems, is_same_text, has_same_tokens, chosen, reference)
-    if is_unmerged:
+    if merge_seeds and all(system.num_seeds == 1 for system in systems):
         table.warnings.append(_UNMERGED)
     table.add_descriptions()
     table.add_likelihoods(quantity)
@@ -189,7 +187,7 @@ def _in_orders(systems: list[_System]) -> list[_System]:
     if not any(name in system.scores for system in systems):
         return systems
 
-    def renamed(by_name: dict[str, T]) -> dict[str, T]:
+    def renamed(by_name: dict[str, Any]) -> dict[str, Any]:
         return {name if key == EXACT else key: one for key, one in by_name.items()}
 
     return [
@@ -286,14 +284,13 @@ def _run_settings(system: _System) -> str | None:
         return None
     with suppress(ValueError):  # damaged, or of a plugin that is not installed
         config = RunConfig.from_json(read_json(run.config), run.config.name)
-        training, data = replace(config.training, seed=0, micro_tokens=None), config.data
+        data = config.data
         if run.fingerprints.exists():  # the same text may lie elsewhere
             hashes = from_json(read_json(run.fingerprints), dict[str, str], run.fingerprints.name)
             data = replace(data, corpus=hashes.get("training", ""), validation=hashes.get("validation"))
-        if config.backbone.pretrained is None:
-            return repr(replace(config, training=training, data=data))
-        data = replace(data, vocabulary="of the start")
-        return repr(replace(config, training=training, data=data, backbone=NewBert()))
+        if config.backbone.pretrained is not None:
+            data, config = replace(data, vocabulary="of the start"), replace(config, backbone=NewBert())
+        return repr(replace(config, training=replace(config.training, seed=0, micro_tokens=None), data=data))
     return None
 
 
@@ -700,7 +697,7 @@ def _schedule_label(schedule: Component | None) -> str | None:
 def _time_label(model: ModelDescription) -> str | None:
     recorded = model.time_conditioning
     if recorded is None or (model.schedule is None and recorded == TimeEmbedding.NONE.value):
-        return None  # without a schedule there is no time that it could be told
+        return None  # without a schedule there is no time to condition on
     known = {one.value: one.abbreviation for one in TimeEmbedding}
     return known.get(recorded, recorded)
 
@@ -712,14 +709,14 @@ def _total_tokens(model: ModelDescription) -> float | None:
     return float(model.tokens_seen + model.pretraining_tokens)
 
 
-def shared_noise(first: LikelihoodSummary, second: LikelihoodSummary) -> str:
-    """Whether two likelihoods of the same sentences were estimated from the same noise.
+def shared_noise(*summaries: LikelihoodSummary) -> str:
+    """Whether likelihoods of the same sentences were all estimated from the same noise.
 
     Returns `shared`, `independent`, `none` if nothing was drawn, or `unknown` for results of earlier versions.
     """
-    if first.kind is second.kind is Likelihood.EXACT:
+    if all(one.kind is Likelihood.EXACT for one in summaries):
         return "none"
-    cards = [one.protocol for one in (first, second)]
+    cards = [one.protocol for one in summaries]
     if any(one.definition.estimator is Estimator.UNSPECIFIED for one in cards):
         return "unknown"
     keys = {(one.definition.estimator, one.definition.time, one.num_draws, one.strata, one.seed) for one in cards}
@@ -728,11 +725,11 @@ def shared_noise(first: LikelihoodSummary, second: LikelihoodSummary) -> str:
 
 def _noise(name: str, best: _System, other: _System) -> str:
     """Whether all runs of two systems share the noise of a likelihood, in the words of `shared_noise`."""
-    runs = [run.result.likelihoods[name] for system in (best, other) for run in system.trainings or (system,)]
-    found = {shared_noise(first, second) for first, second in pairwise(runs)}
+    runs = [run for system in (best, other) for run in system.trainings or (system,)]
+    found = shared_noise(*(run.result.likelihoods[name] for run in runs))
     # The noise of a sentence follows from its tokens, which are others in another vocabulary.
-    is_other = found == {"shared"} and not torch.equal(best.scores[name].tokens, other.scores[name].tokens)
-    return "independent" if is_other or len(found) > 1 else found.pop()
+    has_same_tokens = torch.equal(best.scores[name].tokens, other.scores[name].tokens)
+    return found if has_same_tokens or found != "shared" else "independent"
 
 
 def _unpaired(name: str, best: _System, other: _System) -> tuple[Difference, str]:
