@@ -408,19 +408,19 @@ def diffusion_lm() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    """All rows, each after those it needs; long ones early, so that others fill the time beside them."""
+    """All rows, each after those it needs; what others wait for comes early, further training runs come last."""
     return [
         *starts(),
         *searches(),
-        *main_rows(0),
-        *curve(),
-        *curve_again(),
-        *main_rows(1),
-        *diffusion_lm(),
-        *spindle(),
-        *main_rows(2),
-        *peers(),
         *starts("bert"),
         *searches("bert"),
+        *main_rows(0),
+        *curve(),
+        *main_rows(1),
         *bert_rows(),
+        *spindle(),
+        *diffusion_lm(),
+        *peers(),
+        *curve_again(),
+        *main_rows(2),
     ]
