@@ -35,7 +35,7 @@ from diffusionbert.inference.tasks import (
     words_of,
 )
 from diffusionbert.likelihood.estimate import EstimationBudget
-from diffusionbert.likelihood.orders import Order
+from diffusionbert.likelihood.orders import order_named
 from diffusionbert.likelihood.sentence import SentenceBudget
 from diffusionbert.parallel import current
 from diffusionbert.reporting import Progress, no_progress, require_type
@@ -466,7 +466,7 @@ class Model:
             steps: T for the T-step bound, "continuous" for the continuous-time bound; None is the latter if the model
                 has it.
             order: "left-to-right", "confidence" or "entropy" computes the exact likelihood of generating the text in
-                this order, without draws, instead of a bound.
+                this order, without draws, instead of a bound; "random-16" in one of 16 random orders.
             paired: Whether to compare the texts: they share their noise, and each gets a `difference` to the first
                 text, with an interval as narrow as `precision` requires.
             overlong: What to do with texts longer than the model can read: "window" scores them in overlapping windows,
@@ -488,7 +488,7 @@ class Model:
         settings = score.ScoreSettings(
             SentenceBudget(precision, max_draws, seed),
             steps,
-            None if order is None else Order.named(order),
+            None if order is None else order_named(order),
             paired,
             overlong,
             tokens,
@@ -541,7 +541,7 @@ class Model:
             self.engine,
             _texts("text", text),
             each,  # type: ignore[arg-type]
-            order=Order.named(order),
+            order=order_named(order),
             prior=prior,
         )
         return found[0] if is_one else found
@@ -675,7 +675,7 @@ def evaluate(
             drawing.
         max_draws: The maximum number of draws per sentence.
         quantity: The only likelihood to compute: grid, continuous, exact, pseudo, …, or an order of unmasking
-            (left-to-right, confidence, entropy), in which it is exact; None computes all that the model has.
+            (left-to-right, confidence, entropy, random-K), in which it is exact; None computes all that the model has.
         shared_noise: Whether to use the same noise for every model, with `max_draws` draws per sentence, so that most
             of it cancels in paired differences between models.
         judge: A causal language model for generative perplexity.

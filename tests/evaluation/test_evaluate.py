@@ -52,7 +52,7 @@ from diffusionbert.inference.generate import generate
 from diffusionbert.inference.score import ScoreSettings, estimate_nats, score
 from diffusionbert.inference.tasks import Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
-from diffusionbert.likelihood.orders import Order
+from diffusionbert.likelihood.orders import Order, RandomOrders
 from diffusionbert.likelihood.scores import (
     Estimate,
     Length,
@@ -928,7 +928,7 @@ def test_one_quantity_is_computed_alone(engine, evaluation_set, name):
     assert one.scores[name].nats.equal(everything.scores[name].nats)
 
 
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("order", [*Order, RandomOrders(4)], ids=lambda order: order.value)
 def test_a_quantity_may_be_an_order_of_unmasking(engine, evaluation_set, order):
     """The same nats as `score` gives them."""
     found = evaluate(engine, evaluation_set, quick(samples=0, quantity=order.value))

@@ -1,8 +1,10 @@
-"""Exact likelihoods in a deterministic order: probabilities, from states alone, in the promised number of calls."""
+"""Exact likelihoods in given orders: probabilities, from states alone, in the promised number of calls."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
@@ -12,10 +14,11 @@ from torch import Tensor, nn
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch
-from diffusionbert.likelihood.orders import Order, order_nats
+from diffusionbert.likelihood.orders import AnyOrder, Order, RandomOrders, order_named, order_nats
 
 LANGUAGE = Language.random(3, 4, seed=5)
-every_order = pytest.mark.parametrize("order", Order)
+ORDERS: tuple[AnyOrder, ...] = (*Order, RandomOrders(1), RandomOrders(5))
+every_order = pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.value)
 
 
 class Counting(nn.Module):
@@ -104,6 +107,71 @@ def test_padding_and_company_do_not_matter(order):
     torch.testing.assert_close(few_at_once, together)
 
 
-def test_unknown_orders_are_refused():
-    with pytest.raises(ValueError, match="left-to-right, confidence, entropy, got 'random'"):
-        Order.named("random")
+def in_each_order(network: nn.Module, sentence: Tensor) -> dict[tuple[int, ...], float]:
+    """The nats of a sentence in every order of its positions, one state at a time."""
+    everywhere, found = torch.ones_like(sentence, dtype=torch.bool), {}
+    for order in permutations(range(sentence.shape[1])):
+        state, found[order] = torch.full_like(sentence, LANGUAGE.mask_id), 0.0
+        for position in order:
+            log_f = network(state, everywhere, torch.ones(1).double(), everywhere)
+            found[order] -= float(log_f[position, sentence[0, position]].detach())
+            state[0, position] = sentence[0, position]
+    return found
+
+
+def test_random_orders_are_a_mixture_of_distinct_orders():
+    """Against the definition, for one and many orders; with many, all occur about equally often."""
+    network, batch = Table(LANGUAGE, scale=2.0, seed=3), LANGUAGE.batch(LANGUAGE.sentences[[40]])
+    known = in_each_order(network, batch.tokens)
+    before, counts = torch.zeros(0).double(), dict.fromkeys(known, 0)
+    for number in (*range(1, 8), 1200):
+        nats = order_nats(network, batch, LANGUAGE.mask_id, RandomOrders(number)).sum()
+        if number < 8:  # exp(-nats) · K is a sum over orders, so the last one follows from the one before
+            last = -math.log(math.exp(-nats) * number - float(before.sum()))
+            before = torch.cat([before, torch.tensor([math.exp(-last)]).double()])
+            [order] = [order for order, own in known.items() if own == pytest.approx(last, abs=1e-6)]
+            counts[order] += 1
+        else:
+            diffusion = -math.log(sum(math.exp(-own) for own in known.values()) / len(known))
+            assert float(nats) == pytest.approx(diffusion, abs=0.05)
+            assert diffusion < sum(known.values()) / len(known) - 0.2  # the bound averages outside the logarithm
+    assert sum(one > 0 for one in counts.values()) >= 4
+
+
+def test_random_orders_depend_on_the_number_of_tokens_alone():
+    network, batch = Table(LANGUAGE, scale=2.0, seed=7), LANGUAGE.batch()
+    renamed = replace(batch, example=batch.example + 17)
+    found = [order_nats(network, one, LANGUAGE.mask_id, RandomOrders(3)) for one in (batch, renamed)]
+    torch.testing.assert_close(*found)
+
+
+def test_unlikely_orders_do_not_make_a_text_impossible():
+    class Certain(nn.Module):
+        """Knows a token if its left neighbor is unmasked, and excludes it otherwise."""
+
+        def forward(self, tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+            known = torch.roll(tokens, 1, dims=1) != 9
+            known[:, 0] = True
+            other = torch.full((*tokens.shape, 9), -torch.inf).double()
+            other[..., 5] = torch.where(known, 0.0, -torch.inf)
+            other[..., 6] = torch.where(known, -torch.inf, 0.0)
+            return other[targets]
+
+    batch = Batch.of(torch.full((1, 3), 5), torch.ones(1, 3).bool(), torch.ones(1, 3).bool())
+    nats = order_nats(Certain(), batch, 9, RandomOrders(64))
+    assert 1 < float(nats.sum()) < 3  # one of the six orders generates it
+    one = next(
+        number for number in range(1, 64) if order_nats(Certain(), batch, 9, RandomOrders(number)).isfinite().all()
+    )
+    assert one > 1
+    assert order_nats(Certain(), batch, 9, RandomOrders(one - 1)).sum() == torch.inf
+
+
+def test_orders_have_names():
+    assert [order_named(order.value) for order in ORDERS] == [*ORDERS]
+    for name in ("random", "random-", "random-x", "random--1", "random-1.5"):
+        with pytest.raises(ValueError, match="left-to-right, confidence, entropy or random-K, such as random-16, got"):
+            order_named(name)
+    for name in ("random-0", "random-4097", "random-999999999"):
+        with pytest.raises(ValueError, match="the number of random orders must be 1 to 4096, got"):
+            order_named(name)

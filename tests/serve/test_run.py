@@ -72,7 +72,7 @@ def test_logs_are_lines_of_json_without_the_texts_of_requests(capsys):
     capsys.readouterr()
     try:
         options = ["king", "King"]  # which the model reads alike, as it warns
-        order = Order.named("left-to-right")
+        order = Order.LEFT_TO_RIGHT
         [work] = server.scheduler.submit([lambda: choose(server.engine, ["the [BLANK] ."], [options], order=order)])
         work.future.result(timeout=60)
         access.info({"path": "/v1/choose", "status": 200})

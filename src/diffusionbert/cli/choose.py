@@ -48,7 +48,7 @@ class Choose:
 
     def _load(self) -> Answer:
         from diffusionbert.inference.choose import choose
-        from diffusionbert.likelihood.orders import Order
+        from diffusionbert.likelihood.orders import order_named
 
         engine = self.model.loaded().engine
         is_best_only = self.input_output.file is not None and self.input_output.chosen_format == "text"
@@ -56,7 +56,7 @@ class Choose:
         def answer(lines: list[str]) -> list[list[Row]]:
             given = [self.text_and_options] if self.text_and_options else [_parts(line) for line in lines]
             texts, options = [text for text, *_ in given], [options for _, *options in given]
-            choices = choose(engine, texts, options, order=Order.named(self.order), prior=self.prior)
+            choices = choose(engine, texts, options, order=order_named(self.order), prior=self.prior)
             found = []
             for choice in choices:
                 shared = {"order": choice.order, "prior": choice.prior, "conditional_on": choice.conditional_on}

@@ -67,7 +67,7 @@ class Evaluate(SamplerOptions, WithModel):
     """The maximum number of draws per sentence."""
     quantity: OptionalText = None
     """The only likelihood to compute: grid, continuous, exact, pseudo, …
-    An order of unmasking (left-to-right, confidence, entropy) gives the exact likelihood in that order.
+    An order of unmasking (left-to-right, confidence, entropy, random-K) gives the exact likelihood in that order.
     Default: all that the model has."""
     shared_noise: Flag = False
     """Use the same noise for every model, with --max-draws draws per sentence, for narrower intervals in compare."""

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from diffusionbert.inference.score import ScoreSums
 
-OptionalOrder = Annotated[
-    Literal["left-to-right", "confidence", "entropy"] | None, option("{left-to-right,confidence,entropy}")
-]
+OptionalOrder = Annotated[str | None, option("{left-to-right,confidence,entropy,random-K}")]
 COLUMNS = [
     *("nats", "ci95", "nats_per_token", "perplexity_per_token", "perplexity_per_word", "bits_per_byte", "kind"),
     *("quantity", "conditional_on", "num_tokens", "num_words", "num_bytes", "num_draws", "num_unknown"),
@@ -46,7 +44,9 @@ class Score:
     steps: OptionalText = None
     """The bound: a number T for the T-step bound, or continuous. Default: continuous if the model has it."""
     order: OptionalOrder = None
-    """Compute the exact likelihood of generating the text in this order, without draws, instead of a bound."""
+    """Compute the exact likelihood of generating the text in this order, without draws, instead of a bound.
+    With random-16, it is generated in any one of 16 random orders. Their likelihood is higher than in one order, and
+    the more orders, the nearer to that of the diffusion itself."""
     paired: Flag = False
     """Compare the texts given as arguments, using the same noise for all.
     Each is shown with its difference to the first, which has an interval of its own."""

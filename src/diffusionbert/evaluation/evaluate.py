@@ -33,7 +33,7 @@ from diffusionbert.inference.generate import generate, generate_together, requir
 from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import MAX_TEXTS, GeneratedText, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
-from diffusionbert.likelihood.orders import Order
+from diffusionbert.likelihood.orders import Order, order_named
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import CONTINUOUS, GRID, ScoringQuantities
@@ -123,11 +123,13 @@ class Plan:
         if self.quantity is None:
             return found
         can_order = engine.masked_network is not None and objective.generates_on_masks
+        if can_order and self.quantity.startswith("random-"):
+            return ScoringQuantities((order_named(self.quantity).quantity,), found.notes)
         orders = [order.quantity for order in Order] if can_order else []
         known = [*found.available, *orders]
         chosen = tuple(one for one in known if one.name == self.quantity)
         if not chosen:
-            names = ", ".join(one.name for one in known) or "none"
+            names = ", ".join([*(one.name for one in known), *(["random-K"] if can_order else [])]) or "none"
             raise ValueError(f"`quantity` must be one that this model has, got {self.quantity!r:.40}; it has: {names}")
         return ScoringQuantities(chosen, found.notes)
 

@@ -26,7 +26,7 @@ from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.shapes import Batch, PositionMask
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import Choice, Option
-from diffusionbert.likelihood.orders import Order, order_nats
+from diffusionbert.likelihood.orders import AnyOrder, Order, order_nats
 from diffusionbert.networks.masked import MaskedNetwork
 from diffusionbert.reporting import logger, require_type
 
@@ -39,7 +39,7 @@ def choose(
     texts: Sequence[str],
     options: Sequence[Sequence[str]],
     *,
-    order: Order = Order.LEFT_TO_RIGHT,
+    order: AnyOrder = Order.LEFT_TO_RIGHT,
     prior: str = "uniform",
 ) -> list[Choice]:
     """Computes the probabilities of the options for the blank of each text.
@@ -143,7 +143,7 @@ def _encoded(vocabulary: Vocabulary, before: str, option: str, after: str) -> _F
 
 @torch.no_grad()
 def _weighed(
-    engine: Engine, network: MaskedNetwork, rows: Sequence[_Fitted], order: Order, prior: str
+    engine: Engine, network: MaskedNetwork, rows: Sequence[_Fitted], order: AnyOrder, prior: str
 ) -> list[tuple[float, float]]:
     """For each text with an option, the nats of the option and of its length, the latter up to a constant per text."""
     mask_id = engine.vocabulary.mask_id

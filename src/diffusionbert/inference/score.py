@@ -31,7 +31,7 @@ from diffusionbert.likelihood.estimate import (
     count_words,
     estimate,
 )
-from diffusionbert.likelihood.orders import Order, order_nats
+from diffusionbert.likelihood.orders import AnyOrder, Order, RandomOrders, order_nats
 from diffusionbert.likelihood.scores import Estimate, Interval, Protocol, Rate
 from diffusionbert.likelihood.sentence import (
     Difference,
@@ -57,7 +57,7 @@ class ScoreSettings:
     budget: SentenceBudget = SentenceBudget()
     steps: int | str | None = None
     """T for the T-step bound, "continuous" for the continuous-time bound; None is the latter if the model has it."""
-    order: Order | None = None
+    order: AnyOrder | None = None
     """Compute the exact likelihood in this order of generation instead of a bound."""
     paired: bool = False
     """Whether the texts share their noise and are compared with the first text."""
@@ -326,13 +326,14 @@ def _windows(engine: Engine, texts: Sequence[str], settings: ScoreSettings) -> l
 
 
 @torch.no_grad()
-def _ordered(engine: Engine, rows: _Windows, order: Order) -> list[SentenceEstimate]:
+def _ordered(engine: Engine, rows: _Windows, order: AnyOrder) -> list[SentenceEstimate]:
     """The exact nats of each window in an order of generation."""
     network = engine.masked_network
     if network is None or not engine.config.objective.generates_on_masks:
         raise ValueError(f"this model does not generate from {MASK}, so it takes no `order`; leave it out")
     by_length = sorted(range(len(rows.windows)), key=lambda index: -int(rows.lengths[index]))
-    is_alone = order is Order.LEFT_TO_RIGHT and engine.device.type == "cpu"  # so that not even rounding can differ
+    is_fixed = order is Order.LEFT_TO_RIGHT or isinstance(order, RandomOrders)
+    is_alone = is_fixed and engine.device.type == "cpu"  # so that not even rounding can differ
     size = 1 if is_alone else engine.sequences_at_once(int(max(rows.lengths, default=1)))
 
     def estimates(group: list[int]) -> list[SentenceEstimate]:

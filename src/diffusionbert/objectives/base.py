@@ -62,6 +62,7 @@ class Estimator(Enum):
     LEAVE_ONE_OUT = "each token given all others"
     CONFIDENCE = "most confident position first"
     ENTROPY = "position of lowest entropy first"
+    RANDOM_ORDERS = "random orders"
     UNSPECIFIED = "unspecified"
 
 
@@ -84,11 +85,13 @@ class LikelihoodDefinition:
     time: TimeGrid | None = None  # None where no diffusion time is involved
     estimator: Estimator = Estimator.UNSPECIFIED
     schedule: Component | None = None  # None where the number does not depend on it
+    num_orders: int | None = None  # of random orders
 
     def __str__(self) -> str:
         quantity = f"{self.quantity} quantity" if self.quantity not in ("strict", "nll", "pseudo-likelihood") else None
         is_usual = self.time is not None and self.estimator in (Estimator.STRATIFIED_TIMES, Estimator.UNSPECIFIED)
-        estimator = None if is_usual else self.estimator.value
+        number = "" if self.num_orders is None else f"{self.num_orders} "
+        estimator = None if is_usual else f"{number}{self.estimator.value}"
         return ", ".join(str(part) for part in (self.time, estimator, self.schedule, quantity) if part is not None)
 
 

@@ -22,7 +22,7 @@ from diffusionbert.inference.choose import choose
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.tasks import Task, TokenProbability
 from diffusionbert.inference.trace import TracedState
-from diffusionbert.likelihood.orders import Order
+from diffusionbert.likelihood.orders import order_named
 from diffusionbert.likelihood.sentence import SentenceBudget
 from diffusionbert.model import TOP_P, sampling_request
 from diffusionbert.samplers.config import SamplingRequest
@@ -412,7 +412,7 @@ def score_work(engine: Engine, request: schema.ScoreRequest, texts: list[str]) -
         settings = score.ScoreSettings(
             SentenceBudget(request.precision, request.max_draws, request.seed),
             request.steps,
-            None if request.order is None else Order.named(request.order),
+            None if request.order is None else order_named(request.order),
             request.paired,
             tokens=request.tokens,
         )
@@ -448,7 +448,7 @@ def choose_work(engine: Engine, request: schema.ChooseRequest, model: str) -> Ca
 
     def work() -> schema.ChooseResponse:
         [choice] = choose(
-            engine, [request.text], [request.options], order=Order.named(request.order), prior=request.prior
+            engine, [request.text], [request.options], order=order_named(request.order), prior=request.prior
         )
         plain = choice.to_json()
         options = [{name: _finite(value) for name, value in one.items()} for one in plain["options"]]

@@ -25,7 +25,7 @@ from diffusionbert.data.canvas import batch_of
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.score import ScoreSettings, conditional_windows, score
 from diffusionbert.inference.tasks import TextScore
-from diffusionbert.likelihood.orders import Order, is_greedy
+from diffusionbert.likelihood.orders import Order, is_greedy, order_named
 from diffusionbert.likelihood.sentence import SentenceBudget
 from diffusionbert.model import Model, load
 from diffusionbert.reporting import progress_line
@@ -46,7 +46,8 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
 
     Args:
         pretrained: Anything that `diffusionbert.load` opens, or a model; None is the bundled model.
-        order: "left-to-right", "confidence" or "entropy" for exact likelihoods; "bound" for the model's bound.
+        order: "left-to-right", "confidence", "entropy" or "random-K" for exact likelihoods; "bound" for the model's
+            bound.
         precision: The precision of bounds, as in `Model.score`.
         device: The device to run on. The harness passes cuda:0 by default, so a missing GPU falls back to the CPU.
         seed: The seed of draws and samples.
@@ -74,7 +75,7 @@ class DiffusionBERT(LM):  # type: ignore[misc]  # the harness has no types
                 f"{engine.name!r} is not a masked language model of single texts; the harness itself opens decoders"
             )
         self.settings = ScoreSettings(
-            SentenceBudget(float(precision), seed=int(seed)), order=None if order == BOUND else Order.named(order)
+            SentenceBudget(float(precision), seed=int(seed)), order=None if order == BOUND else order_named(order)
         )
         self.seed, self._device = int(seed), engine.device
         self._scored: TextScore | None = None
