@@ -214,15 +214,22 @@ def _rows(kept: Kept, output: Path, group: str) -> None:
     _write(output / f"{ROWS[group]}.md", heading, [row for *_, row in sorted(rows)], texts=2)
 
 
+FIRST = ORDERS[0]
+"""The order that all rows with orders have."""
+
+
 def _orders(kept: Kept, output: Path) -> None:
-    """The bound next to exact likelihoods in fixed orders of unmasking, and what its looseness can explain."""
-    rows = []
-    for name in [name for name in kept.names("orders") if kept.has("orders", f"{name}-left-to-right")]:
-        exact = {order: ("orders", f"{name}-{order}") for order in ORDERS}
-        cells = [_perplexity(kept.result(*at), order) if kept.has(*at) else "–" for order, at in exact.items()]
-        rows.append((f"`{name}`", _perplexity(kept.result("orders", name), "continuous"), *cells))
-    heading = "row", "bound", "left to right", "most confident first", "lowest entropy first"
-    _write(output / "orders.md", heading, rows)
+    """The bound next to exact likelihoods in orders of unmasking, and what its looseness can explain."""
+    rows, titles = [], ("left to right", "most confident first", "lowest entropy first", "4 random", "16 random")
+    for group in ("orders", "orders1"):
+        for name in sorted(one.removesuffix(f"-{FIRST}") for one in kept.names(group) if one.endswith(f"-{FIRST}")):
+            exact = {order: (group, f"{name}-{order}") for order in ORDERS}
+            cells = [_perplexity(kept.result(*at), order) if kept.has(*at) else "–" for order, at in exact.items()]
+            shown = f"`{name}`" if group == "orders" else f"`{name}`, seed 1"
+            rows.append((shown, _perplexity(kept.result(group, name), "continuous"), *cells))
+    used = [at for at in range(len(titles)) if any(row[2 + at] != "–" for row in rows)]
+    shortened = [(*row[:2], *(row[2 + at] for at in used)) for row in rows]
+    _write(output / "orders.md", ("row", "bound", *(titles[at] for at in used)), shortened)
 
 
 SPINDLE = {"lambda-0": "diffusionbert", "lambda-0-bell": "diffusionbert-bell", "lambda-0.3": "diffusionbert-spindle"}

@@ -7,7 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from claims import CLAIMS, MARGIN, Claim, Kept, difference, of_runs, percent, verdict
+from claims import (
+    CLAIMS,
+    MARGIN,
+    QUALITY_CLAIMS,
+    Claim,
+    Kept,
+    difference,
+    of_runs,
+    percent,
+    quality_at_equal_diversity,
+    verdict,
+)
 from code_commits import package_hash
 from experiment import keep, restore
 from report import _diffusion_tokens, report, with_tables
@@ -123,6 +134,46 @@ def test_rows_with_different_sentences_are_not_compared(tmp_path):
 
 
 # ---- the code of rows -----------------------------------------------------------------------------------------------
+
+
+def copied(target: Path, **names: str) -> Kept:
+    """The kept evaluations under other names; GROUP__NAME stands for a group and a row."""
+    shutil.copytree(KEPT / "second" / "sentences", target / "sentences", dirs_exist_ok=True)
+    for new, old in names.items():
+        (group, name), (at, of) = new.split("__"), old.split("__")
+        shutil.copytree(KEPT / "second" / at / "evaluations" / of, target / group / "evaluations" / name)
+    return Kept(target, target / "scratch")
+
+
+def test_quality_at_equal_diversity_is_averaged_over_seeds(tmp_path):
+    claim = next(one for one in QUALITY_CLAIMS if one.at_equal_diversity and one.second == "decoder")
+    settings = [f"{system}-T={value}" for system in ("diffusionbert", "decoder") for value in (0.6, 0.8, 1.0)]
+    first = {f"frontier__{name}": f"frontier__{name}" for name in settings}
+    one = quality_at_equal_diversity(copied(tmp_path / "one", **first), claim)
+    same = first | {f"frontier1__{name}": f"frontier__{name}" for name in settings}
+    two = quality_at_equal_diversity(copied(tmp_path / "two", **same), claim)
+    assert (one["seeds"], two["seeds"]) == (1, 2)
+    assert two["change"] == pytest.approx(one["change"])
+    other = {"diffusionbert": "decoder", "decoder": "diffusionbert"}
+    swapped = {
+        f"frontier1__{re.sub(r'^[a-z]+', lambda own: other[own[0]], name)}": f"frontier__{name}" for name in settings
+    }
+    opposite = quality_at_equal_diversity(copied(tmp_path / "opposite", **first, **swapped), claim)
+    assert opposite["change"] == pytest.approx(0, abs=1e-9)
+    assert opposite["interval"][0] < min(one["change"], -one["change"]) < opposite["interval"][1]
+
+
+def test_orders_of_another_seed_are_rows_of_their_own(tmp_path):
+    names = {
+        f"{group}__diffusionbert{end}": f"orders__diffusionbert{end}"
+        for group in ("orders", "orders1")
+        for end in ("", "-left-to-right")
+    }
+    source = copied(tmp_path / "some", **names).source
+    report(source, tmp_path / "tables")
+    heading, _, *rows = (tmp_path / "tables" / "orders.md").read_text(encoding="utf-8").splitlines()
+    assert heading == "| row | bound | left to right |"
+    assert [row.split(" | ")[0] for row in rows] == ["| `diffusionbert`", "| `diffusionbert`, seed 1"]
 
 
 def test_every_row_names_the_commit_of_its_code():
