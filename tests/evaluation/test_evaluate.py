@@ -938,6 +938,14 @@ def test_a_quantity_may_be_an_order_of_unmasking(engine, evaluation_set, order):
     assert found.scores[order.value].nats.tolist() == pytest.approx([one.nats for one in scored], rel=1e-5)
 
 
+@pytest.mark.parametrize(("number", "note"), [(0, None), (1, "1 sentence is"), (1200, "1,200 sentences are")])
+def test_sentences_that_are_not_scored_are_counted(engine, evaluation_set, number, note):
+    some = replace(evaluation_set, record=replace(evaluation_set.record, num_overlong=number))
+    found = evaluate(engine, some, quick(samples=0, quantity=CONTINUOUS)).notes
+    expected = [] if note is None else [f"{note} too long for the model and not scored"]
+    assert [one for one in found if "not scored" in one] == expected
+
+
 def test_an_unknown_quantity_is_refused_with_those_there_are(engine, evaluation_set):
     with pytest.raises(ValueError, match="got 'exact'; it has: continuous, grid, left-to-right, confidence, entropy"):
         evaluate(engine, evaluation_set, quick(quantity="exact"))

@@ -432,7 +432,8 @@ def _judged(
 
 def _overlong(evaluation_set: EvaluationSet) -> list[str]:
     number = evaluation_set.record.num_overlong
-    return [f"{number:,} sentences are too long for the model and were not scored"] if number else []
+    what = "1 sentence is" if number == 1 else f"{number:,} sentences are"
+    return [f"{what} too long for the model and not scored"] if number else []
 
 
 def _cautions(plan: Plan, own: TextMetrics, real: TextMetrics, mauve: Mauve | None) -> list[str]:
