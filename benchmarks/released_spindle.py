@@ -202,11 +202,11 @@ def by_frequencies(engine: Engine, texts: Sequence[str], settings: Settings) -> 
     return {name: np.array(values) for name, values in nats.items()}, words
 
 
-def compared(nats: dict[str, Numbers], words: Numbers) -> dict[str, Any]:
-    """Perplexities per word, and their changes from the bound, with 95 % intervals."""
+def compared(nats: dict[str, Numbers], words: Numbers, reference: str = "linear") -> dict[str, Any]:
+    """Perplexities per word, and their changes from that of a reference, with 95 % intervals over texts."""
     found = {}
     for name, own in nats.items():
-        change = paired_difference((own, nats["linear"]), (words, words))
+        change = paired_difference((own, nats[reference]), (words, words))
         found[name] = {
             "perplexity": math.exp(own.sum() / words.sum()),
             "change": math.expm1(change.value),

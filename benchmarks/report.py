@@ -55,6 +55,7 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
         _orders(kept, output)
         _spindle(kept, output)
         _released(source, output)
+        _random_orders(source, output)
         _diffusion_lm(kept, output)
         _conventions(kept, output)
         for group in ("curve", "curve-plain"):
@@ -266,6 +267,28 @@ def _released(source: Path, output: Path) -> None:
         rows.append((f"`{row['text']}`", row["by"], *shown))
     heading = f"perplexity per word, {found.get('sentences')} sentences", "predicted by", *RELEASED.values()
     _write(output / "released.md", heading, rows, texts=2)
+
+
+def _random_orders(source: Path, output: Path) -> None:
+    """The bound of one model next to the exact likelihoods of mixtures of random orders, and of fixed orders."""
+    path = source / "random_orders.json"
+    found, rows = read_json(path) if path.exists() else {"rows": ()}, []
+    for row in found["rows"]:
+        cells = [row["orders"][name] for name in SHOWN_ORDERS]
+        rows.append((f"`{row['text']}`", *(f"{own['perplexity']:.1f}{_change(own)}" for own in cells)))
+    heading = f"perplexity per word, {found.get('sentences')} sentences", *SHOWN_ORDERS.values()
+    _write(output / "random-orders.md", heading, rows)
+
+
+SHOWN_ORDERS = {
+    "bound": "bound",
+    "random-4": "one of 4 orders",
+    "random-16": "one of 16",
+    "random-64": "one of 64",
+    "left-to-right": "left to right",
+    "entropy": "lowest entropy first",
+}
+"""Orders of `random_orders.py`, and the headings of their columns."""
 
 
 def _change(own: dict[str, Any]) -> str:

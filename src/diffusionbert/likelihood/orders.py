@@ -149,7 +149,6 @@ def order_nats(
     return torch.cat([_adaptive(network, x0, num_counted, some, mask_id, order) for some in torch.split(rows, at_once)])
 
 
-@torch.no_grad()
 def random_orders_nats(
     network: Network,
     x0: Batch,
@@ -197,6 +196,7 @@ def _mixture(nats: Values, x0: Batch) -> PerPosition:
     return torch.where(mixed[:, None].isfinite(), mean + missing[:, None] * x0.editable, nats[0])
 
 
+@torch.no_grad()
 def _fixed(network: Network, x0: Batch, rank: Values, num_counted: Counts, mask_id: int, at_once: int) -> PerPosition:
     """The nats of all tokens in the order of their ranks."""
     nats = torch.zeros(x0.tokens.shape, dtype=torch.float64, device=x0.tokens.device)
