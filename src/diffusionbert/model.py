@@ -521,7 +521,8 @@ class Model:
         Args:
             text: A text with one `[BLANK]`, or a list of texts; a text without a blank is continued.
             options: Two or more options of any length; for a list of texts, one list of options per text.
-            order: The order in which an option's tokens are generated: "left-to-right", "confidence" or "entropy".
+            order: The order in which an option's tokens are generated: "left-to-right", "confidence", "entropy" or
+                "random-16".
             prior: The prior over the options' lengths in tokens: "uniform", or "context", p(length) · p(context |
                 length).
 

@@ -936,6 +936,8 @@ def test_a_quantity_may_be_an_order_of_unmasking(engine, evaluation_set, order):
     assert (own.kind, own.protocol.num_draws) == (Likelihood.EXACT, 1)
     scored = score(engine, evaluation_set.scored, ScoreSettings(order=order))
     assert found.scores[order.value].nats.tolist() == pytest.approx([one.nats for one in scored], rel=1e-5)
+    number = order.number if isinstance(order, RandomOrders) else 1
+    assert [one.protocol.num_draws for one in scored] == [number * one.num_tokens for one in scored]
 
 
 @pytest.mark.parametrize(("number", "note"), [(0, None), (1, "1 sentence is"), (1200, "1,200 sentences are")])

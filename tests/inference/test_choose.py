@@ -97,6 +97,27 @@ def _context_nats(model, text: str, num_masks: int) -> float:
     return total
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["[BLANK]", ""])
+def test_a_text_may_be_nothing_but_the_blank(text):
+    """Then no context is left to weigh lengths by."""
+    choice = trained().choose(text, ["the king", "paris"], prior="context")
+    assert sum(option.probability for option in choice.options) == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_an_option_may_be_generated_in_one_of_several_random_orders():
+    model, options = trained(), ["the city of paris", "paris"]
+    fixed, mixed = (
+        model.choose("the old king saw [BLANK] today .", options, order=order)
+        for order in ("left-to-right", "random-8")
+    )
+    nats = [{one.option: one.nats for one in choice.options} for choice in (fixed, mixed)]
+    assert nats[0]["paris"] == pytest.approx(nats[1]["paris"], abs=1e-4)  # one token has one order
+    assert nats[0]["the city of paris"] != pytest.approx(nats[1]["the city of paris"], abs=1e-6)
+    assert mixed.order == "random-8"
+
+
 def test_a_text_without_a_blank_is_continued():
     model = trained()
     prompt, options = "the old king saw", ["the city of paris today .", "winter winter winter winter winter ."]

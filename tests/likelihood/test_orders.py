@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffusionbert.diffusion.absorbing import Absorbing
 from diffusionbert.diffusion.schedules import Linear
 from diffusionbert.diffusion.shapes import Batch
-from diffusionbert.likelihood.orders import AnyOrder, Order, RandomOrders, order_named, order_nats
+from diffusionbert.likelihood.orders import AnyOrder, Order, RandomOrders, order_named, order_nats, random_orders_nats
 
 LANGUAGE = Language.random(3, 4, seed=5)
 ORDERS: tuple[AnyOrder, ...] = (*Order, RandomOrders(1), RandomOrders(5))
@@ -139,10 +139,46 @@ def test_random_orders_are_a_mixture_of_distinct_orders():
 
 
 def test_random_orders_depend_on_the_number_of_tokens_alone():
-    network, batch = Table(LANGUAGE, scale=2.0, seed=7), LANGUAGE.batch()
-    renamed = replace(batch, example=batch.example + 17)
-    found = [order_nats(network, one, LANGUAGE.mask_id, RandomOrders(3)) for one in (batch, renamed)]
-    torch.testing.assert_close(*found)
+    """Not on where they are, on what stands between them, on the padding or on the example."""
+
+    def states(editable: list[int], example: int) -> list[list[int]]:
+        """Which of the editable positions are masked when each of them is generated, by position."""
+        flags = torch.tensor([editable]).bool()
+        batch = Batch.of(torch.arange(len(editable))[None], flags, torch.ones_like(flags))
+        found = []
+
+        def network(tokens: Tensor, attention_mask: Tensor, t: Tensor, targets: Tensor) -> Tensor:
+            found.extend((tokens == 9)[:, flags[0]].int().tolist())
+            return torch.zeros(len(tokens), 9).double().log_softmax(dim=-1)
+
+        order_nats(network, replace(batch, example=torch.tensor([example])), 9, RandomOrders(3))
+        return found
+
+    expected = states([1, 1, 1, 1], 0)
+    assert len({str(state) for state in expected}) > 5
+    for other in ([0, 0, 1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 0, 0]):
+        assert states(other, 17) == expected
+
+
+def test_tokens_share_the_nats_of_a_mixture():
+    """The mean over orders by their probabilities given the text; what is missing is spread evenly."""
+    network, batch = Table(LANGUAGE, scale=2.0, seed=3), LANGUAGE.batch(LANGUAGE.sentences[[40]])
+    own = torch.cat([*random_orders_nats(network, batch, LANGUAGE.mask_id, 5)])
+    weights = (-own.sum(dim=1)).softmax(dim=0)
+    mixed = -math.log(float((-own.sum(dim=1)).exp().mean()))
+    mean = weights @ own
+    found = order_nats(network, batch, LANGUAGE.mask_id, RandomOrders(5))[0]
+    torch.testing.assert_close(found, mean + (mixed - mean.sum()) / 4)
+    assert mixed > float(mean.sum())
+
+
+@every_order
+def test_without_editable_positions_there_are_no_nats_and_no_calls(order):
+    everywhere = torch.ones(2, 4).bool()
+    batch = Batch.of(torch.ones(2, 4).long(), ~everywhere, everywhere)
+    network = Counting(Table(LANGUAGE))
+    assert not order_nats(network, batch, LANGUAGE.mask_id, order).any()
+    assert not network.sizes
 
 
 def test_unlikely_orders_do_not_make_a_text_impossible():
@@ -164,7 +200,9 @@ def test_unlikely_orders_do_not_make_a_text_impossible():
         number for number in range(1, 64) if order_nats(Certain(), batch, 9, RandomOrders(number)).isfinite().all()
     )
     assert one > 1
-    assert order_nats(Certain(), batch, 9, RandomOrders(one - 1)).sum() == torch.inf
+    impossible = order_nats(Certain(), batch, 9, RandomOrders(one - 1))
+    assert impossible.sum() == torch.inf
+    assert impossible[0, 0] == 0  # the first token needs no neighbor: where it is impossible can still be seen
 
 
 def test_orders_have_names():

@@ -21,9 +21,7 @@ class Choose:
     text_and_options: Annotated[tyro.conf.Positional[tuple[str, ...]], option("[TEXT OPTION OPTION ...]")] = ()
     """A text with one [BLANK] (without one, the text is continued) and two or more options.
     With --file, each line has them separated by tabs, and the best option of each line is printed."""
-    order: Annotated[
-        Literal["left-to-right", "confidence", "entropy"], option("{left-to-right,confidence,entropy}")
-    ] = "left-to-right"
+    order: Annotated[str, option("{left-to-right,confidence,entropy,random-K}")] = "left-to-right"
     """The order in which an option's tokens are generated. Default: left-to-right."""
     prior: Annotated[Literal["uniform", "context"], option("{uniform,context}")] = "uniform"
     """The prior over the options' lengths in tokens: uniform, or context, p(length) · p(surrounding text | length).

@@ -7,6 +7,7 @@ of as many real sentences, because they mean little on their own. All randomness
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -123,7 +124,7 @@ class Plan:
         if self.quantity is None:
             return found
         can_order = engine.masked_network is not None and objective.generates_on_masks
-        if can_order and self.quantity.startswith("random-"):
+        if can_order and re.fullmatch(r"random-\d+", self.quantity):
             return ScoringQuantities((order_named(self.quantity).quantity,), found.notes)
         orders = [order.quantity for order in Order] if can_order else []
         known = [*found.available, *orders]

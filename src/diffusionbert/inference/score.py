@@ -335,12 +335,13 @@ def _ordered(engine: Engine, rows: _Windows, order: AnyOrder) -> list[SentenceEs
     is_fixed = order is Order.LEFT_TO_RIGHT or isinstance(order, RandomOrders)
     is_alone = is_fixed and engine.device.type == "cpu"  # so that not even rounding can differ
     size = 1 if is_alone else engine.sequences_at_once(int(max(rows.lengths, default=1)))
+    per_token = order.number if isinstance(order, RandomOrders) else 1
 
     def estimates(group: list[int]) -> list[SentenceEstimate]:
         x0 = rows.batch(group).to(engine.device)
         nats = order_nats(network, x0, engine.vocabulary.mask_id, order)
         return [
-            SentenceEstimate(values[editable], Uncertainty(), int(editable.sum()), True)
+            SentenceEstimate(values[editable], Uncertainty(), per_token * int(editable.sum()), True)
             for values, editable in zip(nats.cpu(), x0.editable.cpu(), strict=True)
         ]
 

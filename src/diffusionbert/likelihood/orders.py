@@ -5,16 +5,16 @@
 For any rule that chooses the next position from the current state, p is a probability: Σ exp(-nats) over all sequences
 is 1, without draws and without an interval. A rule that looks at the true token of a masked position would not give
 one. This is the likelihood of generating in that order, which differs from the order-agnostic bound, an average over
-orders. A time-conditioned network is given the fraction of the text's positions that are masked.
+orders. A time-conditioned network is given the fraction of positions that are masked, usually of the editable ones.
 
 Random orders are a mixture. For each number of tokens, K orders σ_1, …, σ_K are fixed, and a text is generated in one
 of them, whichever:
 
     -log p_K(x0) = -log 1/K Σ_k p(x0 | σ_k)
 
-This, too, is a probability. With one order, its mean over orders is the order-agnostic bound, which averages *outside*
-the logarithm. With more, the mean never rises, and it tends to the nats of the diffusion itself, -log E p(x0 | σ)
-(Burda et al. 2016, theorem 1). So the bound is at least as loose as the difference.
+This, too, is a probability. For a time-agnostic network, its mean over the choice of one order is the order-agnostic
+bound, which averages *outside* the logarithm. With more orders, the mean never rises, and it tends to the nats of the
+diffusion itself, -log E p(x0 | σ) (Burda et al. 2016, theorem 1). So the bound is at least as loose as the difference.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from diffusionbert.diffusion.shapes import (
 from diffusionbert.diffusion.tokens import entropy_of, log_prob_of, nats_of
 from diffusionbert.networks.base import Network
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, Objective, ScoringQuantity
+from diffusionbert.reporting import require_type
 
 
 class Order(Enum):
@@ -90,6 +91,7 @@ AnyOrder = Order | RandomOrders
 
 def order_named(name: str) -> AnyOrder:
     """The order with this name, or so many random ones (random-K); raises ValueError if there is none."""
+    require_type("order", name, str, "the name of an order")
     if (found := re.fullmatch(r"random-(\d{1,9})", name)) is not None:
         return RandomOrders(int(found[1]))
     if name not in [order.value for order in Order]:
@@ -141,8 +143,7 @@ def order_nats(
     if isinstance(order, RandomOrders):
         drawn = random_orders_nats(network, x0, mask_id, order.number, text, positions_at_once)
         return _mixture(torch.stack([*drawn]), x0)
-    at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
-    num_counted = (x0.editable if text is None else text).sum(dim=1).clamp(min=1)
+    at_once, num_counted = _sequences_at_once(x0, positions_at_once), _num_counted(x0, text)
     if order is Order.LEFT_TO_RIGHT:
         return _fixed(network, x0, _place(x0), num_counted, mask_id, at_once)
     rows = torch.arange(len(x0.tokens), device=x0.tokens.device)
@@ -158,8 +159,7 @@ def random_orders_nats(
     positions_at_once: int = 4096,
 ) -> Iterator[PerPosition]:
     """The nats [B, L] in each of the first K random orders, one order after another; arguments as in `order_nats`."""
-    at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
-    num_counted = (x0.editable if text is None else text).sum(dim=1).clamp(min=1)
+    at_once, num_counted = _sequences_at_once(x0, positions_at_once), _num_counted(x0, text)
     for drawn in range(number):
         yield _fixed(network, x0, _random_rank(x0, drawn), num_counted, mask_id, at_once)
 
@@ -167,12 +167,21 @@ def random_orders_nats(
 @torch.no_grad()
 def is_greedy(network: Network, x0: Batch, mask_id: int, positions_at_once: int = 4096) -> Flags:
     """Whether greedy left-to-right generation yields a sequence's own tokens at its editable positions."""
-    at_once = max(1, positions_at_once // max(1, x0.tokens.shape[1]))
-    num_counted = x0.editable.sum(dim=1).clamp(min=1)
+    at_once, num_counted = _sequences_at_once(x0, positions_at_once), _num_counted(x0)
     other = torch.zeros(len(x0.tokens), dtype=torch.bool, device=x0.tokens.device)
     for row, position, log_f in _states(network, x0, _place(x0), num_counted, mask_id, at_once):
         other[row[log_f.argmax(dim=-1) != x0.tokens[row, position]]] = True
     return ~other
+
+
+def _sequences_at_once(x0: Batch, positions: int) -> int:
+    """How many sequences have so many positions."""
+    return max(1, positions // max(1, x0.tokens.shape[1]))
+
+
+def _num_counted(x0: Batch, text: PositionMask | None = None) -> Counts:
+    """The number of positions that count for the time."""
+    return (x0.editable if text is None else text).sum(dim=1).clamp(min=1)
 
 
 def _place(x0: Batch) -> Values:
@@ -187,7 +196,7 @@ def _random_rank(x0: Batch, number: int) -> Values:
 
 
 def _mixture(nats: Values, x0: Batch) -> PerPosition:
-    """The nats [B, L] of a mixture of orders, from those of each order [K, B, L]."""
+    """The nats [B, L] of a mixture of orders, from those of each order [K, B, L]; of the first if all are infinite."""
     log_p = -nats.sum(dim=2)
     mixed = math.log(len(nats)) - log_p.logsumexp(dim=0)
     weight = (log_p - log_p.logsumexp(dim=0)).exp()[:, :, None]
@@ -211,6 +220,8 @@ def _states(
     """Sequences, positions and log-probabilities of editable tokens, each given only those of lower rank."""
     where = torch.arange(x0.tokens.shape[1], device=x0.tokens.device)
     for states in torch.split(x0.editable.nonzero(), at_once):
+        if not len(states):
+            return  # nothing is editable
         row, position = states.unbind(dim=1)
         masked = x0.editable[row] & (rank[row] >= rank[row, position][:, None])
         targets = where == position[:, None]
