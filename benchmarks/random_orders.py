@@ -47,13 +47,15 @@ def measure(
         sentences: The number of sentences of each text.
         orders: The number of random orders, a power of 2.
     """
+    if orders < 1 or orders.bit_count() != 1:
+        raise SystemExit(f"--orders must be a power of 2, got {orders}")
     engine, rows = load_engine(model, dtype=torch.int8), list[dict[str, Any]]()  # 0.4 of the time on a CPU
     for text in texts:
         chosen = open_evaluation_set(engine, str(text), sentences=sentences).scored
         words = np.array([count_words(one) for one in chosen], dtype=np.float64)
         found = compared(dict(_nats(engine, chosen, orders)), words, "bound")
-        rows.append({"text": text.name.partition(".txt")[0], "orders": found})
-        weights = Weights.of(Path(model)).sha256
+        rows.append({"text": text.name.partition(".txt")[0], "by": "model", "quantities": found})
+        weights = Weights.of(engine.folder).sha256
         write_json(output, {"sentences": sentences, "number": orders, "weights": weights, "rows": rows})
         shown = (f"{key} {own['perplexity']:.1f} ({own['change']:+.1%})" for key, own in found.items())
         print(f"{rows[-1]['text']}: {', '.join(shown)}", flush=True)

@@ -1,6 +1,6 @@
 """The spindle's published number as the authors' released code computes it, which is not the paper's formula.
 
-    python benchmarks/released_spindle.py docs/results/second/released.json TEXT... --sentences 300
+    python benchmarks/released_spindle.py docs/results/second/released_spindle.json TEXT... --sentences 300
 
 The release (github.com/Hzfinfdu/Diffusion-BERT, `diffusion_word_freq.py` and `compute_elbo.py`) masks with
 
@@ -164,7 +164,7 @@ def measure(
             found = compared(*score(engine, chosen, settings))
             row = {"text": text.name.partition(".txt")[0], "by": name, "quantities": found}
             rows.append(row)
-            write_json(output, {**vars(settings), "weights": Weights.of(Path(model)).sha256, "rows": rows})
+            write_json(output, {**vars(settings), "weights": Weights.of(engine.folder).sha256, "rows": rows})
             shown = (f"{key} {own['perplexity']:.1f} ({own['change']:+.1%})" for key, own in found.items())
             print(f"{row['text']}, {name}: {', '.join(shown)}", flush=True)
 

@@ -54,8 +54,8 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
             _rows(kept, output, group)
         _orders(kept, output)
         _spindle(kept, output)
-        _released(source, output)
-        _random_orders(source, output)
+        _measured(source, output, "released_spindle", RELEASED)
+        _measured(source, output, "random_orders", RANDOM_ORDERS)
         _diffusion_lm(kept, output)
         _conventions(kept, output)
         for group in ("curve", "curve-plain"):
@@ -118,10 +118,7 @@ def _setup(kept: Kept, output: Path) -> None:
     """How the rows were trained and evaluated, from their own records."""
     rows = []
     for path in sorted(kept.source.glob(f"{SEEDS[0]}/trained/*/")):
-        file = next((path / name for name in ("run.json", "experiment.json") if (path / name).exists()), None)
-        if file is None:
-            continue
-        config = RunConfig.from_json(read_json(file), str(file))
+        config = RunConfig.from_json(read_json(path / "run.json"), str(path))
         training, network = config.training, config.backbone
         tokens = events_of(path / "log.jsonl", TrainEvent)[-1].tokens_seen
         batch = training.batching.tokens if isinstance(training.batching, TokenBudget) else "–"
@@ -202,7 +199,7 @@ def _rows(kept: Kept, output: Path, group: str) -> None:
     for name in kept.names(group):
         result = kept.result(group, name)
         own, model = _main_likelihood(result), result.model
-        if _is_other_text(name) or model.tokens_seen is None:
+        if _is_other_text(name):
             continue
         bleu = [f"{one.mean:.3f}" if len(one.values) else "–" for one in (result.bleu4, result.self_bleu4)]
         tokens = [_millions(number) for number in (model.tokens_seen, model.pretraining_tokens or 0)]
@@ -257,38 +254,18 @@ def _spindle(kept: Kept, output: Path) -> None:
     _write(output / "spindle.md", heading, rows)
 
 
-def _released(source: Path, output: Path) -> None:
-    """One model, and token frequencies, scored by the bound and as the released code scores the spindle."""
-    path = source / "released.json"
+def _measured(source: Path, output: Path, name: str, columns: dict[str, str]) -> None:
+    """Perplexities by several quantities, and their changes from the bound, as NAME.py measured them."""
+    path = source / f"{name}.json"
     found, rows = read_json(path) if path.exists() else {"rows": ()}, []
+    shows_predictors = len({row["by"] for row in found["rows"]}) > 1
     for row in found["rows"]:
-        cells = [row["quantities"].get(name) for name in RELEASED]
+        cells = [row["quantities"].get(name) for name in columns]
         shown = ["–" if own is None else f"{own['perplexity']:.1f}{_change(own)}" for own in cells]
-        rows.append((f"`{row['text']}`", row["by"], *shown))
-    heading = f"perplexity per word, {found.get('sentences')} sentences", "predicted by", *RELEASED.values()
-    _write(output / "released.md", heading, rows, texts=2)
-
-
-def _random_orders(source: Path, output: Path) -> None:
-    """The bound of one model next to the exact likelihoods of mixtures of random orders, and of fixed orders."""
-    path = source / "random_orders.json"
-    found, rows = read_json(path) if path.exists() else {"rows": ()}, []
-    for row in found["rows"]:
-        cells = [row["orders"][name] for name in SHOWN_ORDERS]
-        rows.append((f"`{row['text']}`", *(f"{own['perplexity']:.1f}{_change(own)}" for own in cells)))
-    heading = f"perplexity per word, {found.get('sentences')} sentences", *SHOWN_ORDERS.values()
-    _write(output / "random-orders.md", heading, rows)
-
-
-SHOWN_ORDERS = {
-    "bound": "bound",
-    "random-4": "one of 4 orders",
-    "random-16": "one of 16",
-    "random-64": "one of 64",
-    "left-to-right": "left to right",
-    "entropy": "lowest entropy first",
-}
-"""Orders of `random_orders.py`, and the headings of their columns."""
+        rows.append((f"`{row['text']}`", *([row["by"]] if shows_predictors else []), *shown))
+    predictors = ["predicted by"] if shows_predictors else []
+    heading = f"perplexity per word, {found.get('sentences')} sentences", *predictors, *columns.values()
+    _write(output / f"{name.replace('_', '-')}.md", heading, rows, texts=1 + shows_predictors)
 
 
 def _change(own: dict[str, Any]) -> str:
@@ -304,6 +281,15 @@ RELEASED = {
     "released": "as released",
 }
 """Quantities of `released_spindle.py`, and the headings of their columns."""
+RANDOM_ORDERS = {
+    "bound": "bound",
+    "random-4": "one of 4 orders",
+    "random-16": "one of 16",
+    "random-64": "one of 64",
+    "left-to-right": "left to right",
+    "entropy": "lowest entropy first",
+}
+"""Orders of `random_orders.py`, and the headings of their columns."""
 
 
 def _diffusion_lm(kept: Kept, output: Path) -> None:
@@ -438,12 +424,8 @@ def _conventions(kept: Kept, output: Path) -> None:
 
 def _main_table(kept: Kept, output: Path) -> None:
     """The main rows; training runs that differ only in their seed are merged."""
-    found = [(seed, name) for seed in SEEDS for name in kept.names(seed) if _is_main(name)]
+    found = [(seed, name) for seed in SEEDS for name in kept.names(seed) if not _is_other_text(name)]
     results = [kept.result(seed, name) for seed, name in found]
-    has_descriptions = any(one.model.seed is not None for one in results)
-    if not has_descriptions:  # the first edition does not say what differs between rows, so one seed is used
-        found = [(seed, name) for seed, name in found if seed == "seed0"]
-        results = results[: len(found)]
     if results:
         names = [name if seed == "seed0" else f"{name} ({seed})" for seed, name in found]
         has_seeds = len({seed for seed, _ in found}) > 1
@@ -468,11 +450,7 @@ def _compared(kept: Kept, group: str, names: list[str], stem: Path) -> None:
 
 
 def _is_other_text(name: str) -> bool:
-    return name.endswith(("-other-text", "-lm1b"))
-
-
-def _is_main(name: str) -> bool:
-    return not _is_other_text(name) and not name.endswith("-steps") and "=" not in name
+    return name.endswith("-lm1b")
 
 
 def _costs(source: Path, output: Path) -> None:

@@ -100,9 +100,9 @@ class Evaluation:
         return (tokens / SCORING if self.scored else 0.0) + SAMPLING * 2 * self.share * size.samples
 
     def sequences(self, size: Size) -> int:
-        """About how many sequences are computed to score one sentence."""
+        """About how many sequences are computed to score one sentence; in an order, one per token."""
         if self.quantity in ORDERS:
-            return 24 * int(self.quantity.removeprefix("random-")) if self.quantity.startswith("random-") else 24
+            return 35 * (int(self.quantity.removeprefix("random-")) if self.quantity.startswith("random-") else 1)
         return min(self.draws, size.max_draws) * (2 if self.quantity is None else 1)
 
 
@@ -189,6 +189,7 @@ JUDGE = "starts/causal-wiki-modern"
 PLAIN = Evaluation()
 SAMPLED = Evaluation(share=1.0)
 LM1B = Evaluation("{group}/{name}-lm1b", "lm1b.heldout", draws=32, conventions=True)
+ON_CURVE = PLAIN, replace(LM1B, draws=16, conventions=False)
 
 
 def _precise(folder: str, **changes: Any) -> Evaluation:
@@ -253,6 +254,11 @@ def main_rows(seed: int) -> list[Row]:
     def precise(name: str) -> Evaluation:
         return _precise(f"spindle{seed or ''}/lambda-{name}")
 
+    # The curve at the usual number of tokens.
+    curve_point = {
+        0: (Evaluation("curve/d3pm-1"),),
+        1: (Evaluation("curve1/d3pm-1"), replace(ON_CURVE[1], folder="curve1/d3pm-1-lm1b")),
+    }.get(seed, ())
     by_paper = (("schedule", Spindle(0.3, Mean.SENTENCE)), ("quantity", Quantity.PAPER))
     paper_quantity = Evaluation("spindle/lambda-0-paper-quantity", quantity="grid", objective=by_paper)
     rows = [
@@ -263,7 +269,7 @@ def main_rows(seed: int) -> list[Row]:
         row("diffusionbert-spindle", None, precise("0.3"), *quality()),
         row("diffusionbert-bell", None, *orders(seed), *once(precise("0-bell"))),
         row("d3pm", None, *quality()),
-        row("d3pm-tad", None, *orders(seed), *once(Evaluation("curve/d3pm-1"))),
+        row("d3pm-tad", None, *orders(seed), *curve_point),
         row("d3pm-tad", "d3pm-tad-plain", *once(Evaluation("curve-plain/d3pm-1")), objective=plain),
         row("d3pm-spindle"),
         row("decoder", None, *once(Evaluation("curve/causal-1")), *quality(steps=())),
@@ -336,11 +342,10 @@ def curve() -> Iterator[Row]:
     All have the hybrid term, as in the papers, and the shorter ones also go without it (`curve-plain`): it changes what
     is gained by pretraining.
     """
-    own = (PLAIN, replace(LM1B, draws=16, conventions=False))
     for share in CURVE:
         group = "curve-long" if share > 2 else "curve"
         if share != 1:  # it is among the main rows
-            yield _row(group, "decoder", f"causal-{share:g}", *_under("curve", own), share=share)
+            yield _row(group, "decoder", f"causal-{share:g}", *_under("curve", ON_CURVE), share=share)
         starts_of = list[tuple[str, str]]()
         for text, name in (("wiki", "other-text"), ("news", "same-text")):
             start = Row(
@@ -353,10 +358,10 @@ def curve() -> Iterator[Row]:
         for kind, term in (("curve", 0.01), ("curve-plain", 0.0))[: 1 if share > 2 else 2]:
             at, changes = group if kind == "curve" else kind, {"objective": (("hybrid", term),)}
             if share != 1:
-                yield _row(at, "d3pm-tad", f"d3pm-{share:g}", *_under(kind, own), share=share, **changes)
+                yield _row(at, "d3pm-tad", f"d3pm-{share:g}", *_under(kind, ON_CURVE), share=share, **changes)
             for name, start_of in starts_of:
                 changed = {"start": start_of, "share": share / 2, **changes}
-                yield _row(at, "diffusionbert", f"{name}-{share:g}", *_under(kind, own), **changed)
+                yield _row(at, "diffusionbert", f"{name}-{share:g}", *_under(kind, ON_CURVE), **changed)
 
 
 def curve_again() -> Iterator[Row]:

@@ -110,14 +110,14 @@ def test_a_model_is_scored_by_every_quantity(tmp_path):
     text = tmp_path / "toy.txt"
     text.write_text("\n".join(toy_sentences(40)) + "\n", encoding="utf-8")
     settings = Settings(sentences=30, draws=64, num_steps=32)
-    measure(tmp_path / "released.json", (text,), str(trained_run()), settings)
-    found = read_json(tmp_path / "released.json")
+    measure(tmp_path / "released_spindle.json", (text,), str(trained_run()), settings)
+    found = read_json(tmp_path / "released_spindle.json")
     rows = {row["by"]: row["quantities"] for row in found["rows"]}
     assert rows["model"].keys() == {"linear", "paper", "own_posterior", "released"}
     assert rows["model"]["linear"]["change"] == 0
     assert rows["token frequencies"]["released"]["ci95"][1] < 0
     report(tmp_path, tmp_path / "tables")
-    table = (tmp_path / "tables" / "released.md").read_text(encoding="utf-8").splitlines()
+    table = (tmp_path / "tables" / "released-spindle.md").read_text(encoding="utf-8").splitlines()
     assert [line.count("|") for line in table] == [7] * 4
     bound, change = rows["model"]["linear"]["perplexity"], rows["model"]["released"]["change"]
     assert f"| `toy` | model | {bound:.1f} |" in table[3]
