@@ -24,7 +24,7 @@ def test_mixtures_lie_below_the_bound_and_are_those_of_score(tmp_path):
     text.write_text("\n".join(toy_sentences(40)) + "\n", encoding="utf-8")
     measure(tmp_path / "random_orders.json", (text,), str(trained_run()), sentences=4, orders=64)
     [row] = read_json(tmp_path / "random_orders.json")["rows"]
-    found = row["orders"]
+    found = row["quantities"]
     mixtures = [found[name]["perplexity"] for name in ("bound", *(f"random-{2**power}" for power in range(1, 7)))]
     # The mean over groups of orders never rises with their size, whatever the network.
     assert all(fewer >= more for fewer, more in pairwise(mixtures))
