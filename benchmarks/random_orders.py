@@ -1,6 +1,6 @@
 """How loose the bound of a diffusion model is: mixtures of random orders, whose likelihoods are exact.
 
-    python benchmarks/random_orders.py docs/results/second/random_orders.json TEXT... --sentences 100
+    python benchmarks/random_orders.py docs/results/second/random_orders.json TEXT...
 
 Diffusion generates in a random order σ, so its likelihood is p(x) = E p(x | σ), and its bound averages outside the
 logarithm: E[-log p(x | σ)]. A mixture of K orders lies between the two (`diffusionbert/likelihood/orders.py`). The nats
@@ -35,7 +35,7 @@ def measure(
     output: tyro.conf.Positional[Path],
     texts: tyro.conf.Positional[tuple[Path, ...]],
     model: str = str(BUNDLED),
-    sentences: int = 100,
+    sentences: int = 60,
     orders: int = 64,
 ) -> None:
     """Score texts in random and in fixed orders, and write the figures.
