@@ -949,7 +949,9 @@ def test_sentences_that_are_not_scored_are_counted(engine, evaluation_set, numbe
 
 
 def test_an_unknown_quantity_is_refused_with_those_there_are(engine, evaluation_set):
-    with pytest.raises(ValueError, match="got 'exact'; it has: continuous, grid, left-to-right, confidence, entropy, random-K"):
+    with pytest.raises(
+        ValueError, match="got 'exact'; it has: continuous, grid, left-to-right, confidence, entropy, random-K"
+    ):
         evaluate(engine, evaluation_set, quick(quantity="exact"))
 
 

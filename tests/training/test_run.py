@@ -477,6 +477,19 @@ def test_another_tokenizer_than_that_of_a_run_beside_is_said(cache, tmp_path, ca
 
 
 @pytest.mark.slow
+def test_a_start_that_has_read_the_same_sentences_is_said(cache, tmp_path, capsys):
+    options = [f"--data={corpus()}", f"--cache={cache}", *QUICK]
+    main(["pretrain", f"--output={tmp_path / 'start'}", *options, *SMALL])
+    found = {}
+    for name, other in (("same", []), ("seed", ["--seed=1"]), ("batches", ["--batch-tokens=128"])):
+        main(["train", f"--start={tmp_path / 'start'}", f"--output={tmp_path / name}", *options, *SHORT, *other])
+        found[name] = "begins with the same sentences; give another --seed than 0" in " ".join(
+            capsys.readouterr().err.split()
+        )
+    assert found == {"same": True, "seed": False, "batches": False}
+
+
+@pytest.mark.slow
 def test_a_small_text_holds_out_a_tenth_also_when_it_is_resumed(cache, tmp_path):
     options = [f"--data={corpus()}", f"--cache={cache}", *QUICK, *SMALL, f"--output={tmp_path / 'run'}"]
     main(["train", *options])

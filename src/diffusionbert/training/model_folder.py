@@ -186,14 +186,19 @@ def find_start(name: str) -> Path:
     return Path(name) if name.endswith(".th") else locate("language model", name, FILES)
 
 
+def how_trained(start: str) -> tuple[RunConfig, ModelRecord] | None:
+    """How a network to start from was trained; None if another program trained it."""
+    file = find_start(start) / "diffusionbert.json"
+    return _description(file) if file.exists() else None
+
+
 def tokens_before(start: str | None) -> int | None:
     """The number of tokens that a network to start from was trained on: 0 for a new one (None), None if unknown."""
     if start is None:
         return 0
-    file = find_start(start) / "diffusionbert.json"
-    if not file.exists():
+    if (known := how_trained(start)) is None:
         return None
-    config, record = _description(file)
+    config, record = known
     before = 0 if config.backbone.pretrained is None else record.pretraining_tokens  # earlier versions did not store it
     return None if before is None or record.tokens_seen is None else before + record.tokens_seen
 

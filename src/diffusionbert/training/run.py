@@ -48,6 +48,7 @@ from diffusionbert.training.model_folder import (
     ModelMetadata,
     backbone_of,
     find_start,
+    how_trained,
     learned_exponents,
     restore_beside,
     started_letter_case,
@@ -231,6 +232,7 @@ def train(
                 logger.info(f"{name} text: {sequences.report.summary()}")
     if accelerator.is_main_process and stored is None:
         _warn_of_other_tokenizers(output, config.data, prepared.vocabulary)
+        _warn_of_sentences_read_before(config, prepared.sequences)
     if auto:
         config = replace(config, training=_measured(config, prepared, start, accelerator, backbone))
     module = _module(config, prepared, start, backbone)
@@ -297,6 +299,22 @@ def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabu
                 f"per byte, not by nats per token, or share it (--vocabulary {start})"
             )
             return
+
+
+def _warn_of_sentences_read_before(config: RunConfig, sequences: Encoded) -> None:
+    """Warns if a run would read first what the model it starts from has read, and leave the rest of the text unread."""
+    start, training = config.backbone.pretrained, config.training
+    known = None if start is None else how_trained(start)
+    if known is None:
+        return
+    before, seen = known[0].training, known[1].tokens_seen
+    is_same = known[1].data_fingerprint == sequences.fingerprint and before.batching == training.batching
+    num_tokens = int((sequences.length_histogram * torch.arange(len(sequences.length_histogram))).sum())
+    if is_same and before.seed == training.seed and seen is not None and seen < num_tokens:
+        logger.warning(
+            f"the model that this run starts from has read {seen / num_tokens:.0%} of this text, and with the same "
+            f"seed this run begins with the same sentences; give another --seed than {training.seed}"
+        )
 
 
 def _pretraining_tokens(config: RunConfig, start: Path | None, backbone: PreTrainedModel | None) -> int | None:
