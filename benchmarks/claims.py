@@ -38,6 +38,7 @@ from diffusionbert.likelihood.intervals import (
     with_seeds,
 )
 from diffusionbert.likelihood.scores import Unit
+from diffusionbert.objectives.base import CONTINUOUS
 from diffusionbert.storage.files import read_json
 
 MARGIN = 0.05
@@ -80,7 +81,7 @@ CLAIMS = (
     Claim("– at equal total tokens, 242M", OURS, "other-text-8", "d3pm-8", groups=CURVE),
     Claim("– at 242M, pretrained on news, too", OURS, "same-text-8", "d3pm-8", groups=CURVE),
     Claim("30 % of the budget matches all of it", "§4.5", "diffusionbert-30-percent", "diffusionbert", 0),
-    Claim("– and beats D3PM's full one", "from §4.5", "diffusionbert-30-percent", "d3pm"),
+    Claim("– and beats D3PM's full one †", "from §4.5", "diffusionbert-30-percent", "d3pm"),
     Claim("Pretrained, TAD beats PTE", "§4.3, table 2", "diffusionbert", "diffusionbert-pte", paper=-0.015),
     Claim(
         "Pretrained, PTE beats LTE by 14 %", "§4.3, table 2", "diffusionbert-pte", "diffusionbert-lte-random",
@@ -105,10 +106,10 @@ CLAIMS = (
     Claim(
         "The spindle (corpus mean) gains 6 % for D3PM", "table 2", "d3pm-spindle", "d3pm", paper=-0.059, sized=True
     ),
-    Claim("DiffusionBERT beats BERT-Mouth", "§4.3, table 2", "diffusionbert", "bert-mouth", paper=-0.449),
-    Claim("– with the hybrid term", "§4.3, table 2", "diffusionbert-hybrid", "bert-mouth", paper=-0.449),
-    Claim("– without it, on LM1B", "§4.3, table 2", "diffusionbert-lm1b", "bert-mouth-lm1b", paper=-0.449),
-    Claim("– with it, on LM1B", "§4.3, table 2", "diffusionbert-hybrid-lm1b", "bert-mouth-lm1b", paper=-0.449),
+    Claim("DiffusionBERT beats BERT-Mouth ‡", "§4.3, table 2", "diffusionbert", "bert-mouth", paper=-0.449),
+    Claim("– with the hybrid term ‡", "§4.3, table 2", "diffusionbert-hybrid", "bert-mouth", paper=-0.449),
+    Claim("– without it, on LM1B ‡", "§4.3, table 2", "diffusionbert-lm1b", "bert-mouth-lm1b", paper=-0.449),
+    Claim("– with it, on LM1B ‡", "§4.3, table 2", "diffusionbert-hybrid-lm1b", "bert-mouth-lm1b", paper=-0.449),
     Claim("DiffusionBERT beats Diffusion-LM", "§4.3, table 2", "diffusionbert", "diffusion-lm", paper=-0.336),
     Claim("– D3PM does, both from scratch", "table 2", "d3pm", "diffusion-lm", paper=-0.306),
     Claim(
@@ -116,7 +117,7 @@ CLAIMS = (
         paper=-0.102,
     ),
     Claim(
-        "Behind a pretrained decoder (exact, left to right)", "table 3", "diffusionbert-left-to-right",
+        "Behind a pretrained decoder (exact, left to right) ‡", "table 3", "diffusionbert-left-to-right",
         "decoder-pretrained", 1, paper=0.412,
     ),
     Claim("– behind a decoder from scratch", OURS, "diffusionbert-left-to-right", "decoder", 1),
@@ -129,7 +130,7 @@ CLAIMS = (
     Claim("Bell-shaped times help DiffusionBERT", OURS, "diffusionbert-bell", "diffusionbert"),
     Claim("– bell-shaped times on LM1B", OURS, "diffusionbert-bell-lm1b", "diffusionbert-lm1b"),
 )  # fmt: skip
-"""The claims; those whose rows are missing are left out."""
+"""The claims; those whose rows are missing are left out. The page explains the marks."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,8 @@ class QualityClaim:
 
 
 QUALITY_CLAIMS = (
-    QualityClaim("DiffusionBERT beats D3PM in BLEU-4", "table 2", "diffusionbert", "d3pm", paper=0.081),
-    QualityClaim("– at equal self-BLEU", "§4.4, figure 3", "diffusionbert", "d3pm", at_equal_diversity=True),
+    QualityClaim("DiffusionBERT beats D3PM in BLEU-4 †", "table 2", "diffusionbert", "d3pm", paper=0.081),
+    QualityClaim("– at equal self-BLEU †", "§4.4, figure 3", "diffusionbert", "d3pm", at_equal_diversity=True),
     QualityClaim(
         "TAD beats PTE in BLEU-4", "§4.3, table 2", "diffusionbert", "diffusionbert-pte", paper=0.084
     ),
@@ -429,7 +430,8 @@ def claim_rows(kept: Kept) -> Iterator[dict[str, Any]]:
             "where": claim.where,
             "first": claim.first,
             "second": claim.second,
-            "ours": f"{found.perplexities[0]:.1f} against {found.perplexities[1]:.1f}, {percent(found.change)}",
+            "ours": f"{found.perplexities[0]:.1f} against {found.perplexities[1]:.1f}, {percent(found.change)}"
+            + (" ∞" if found.quantity == CONTINUOUS else ""),
             "perplexities": list(found.perplexities),
             "paper": claim.paper,
             **{key: value for key, value in asdict(found).items() if key != "perplexities"},
