@@ -609,6 +609,7 @@ def test_the_card_is_complete_and_is_json():
         "time": {"steps": 16},
         "estimator": "unspecified",
         "schedule": {"name": "linear", "settings": {}},
+        "num_orders": None,
     }
     given = {"data": "d" * 64, "weights": "e" * 64, "packed": False, "source_given": False}
     filled = {"special_tokens": False, "seed": 7, "strata": 4, "precision": 0.01, "length": "given"}
