@@ -212,15 +212,12 @@ def _rows(kept: Kept, output: Path, group: str) -> None:
     _write(output / f"{ROWS[group]}.md", heading, [row for *_, row in sorted(rows)], texts=2)
 
 
-FIRST = ORDERS[0]
-"""The order that all rows with orders have."""
-
-
 def _orders(kept: Kept, output: Path) -> None:
     """The bound next to exact likelihoods in orders of unmasking, and what its looseness can explain."""
     rows, titles = [], ("left to right", "most confident first", "lowest entropy first", "4 random", "16 random")
+    first = f"-{ORDERS[0]}"  # all rows with orders have this one
     for group in ("orders", "orders1"):
-        for name in sorted(one.removesuffix(f"-{FIRST}") for one in kept.names(group) if one.endswith(f"-{FIRST}")):
+        for name in sorted(one.removesuffix(first) for one in kept.names(group) if one.endswith(first)):
             exact = {order: (group, f"{name}-{order}") for order in ORDERS}
             cells = [_perplexity(kept.result(*at), order) if kept.has(*at) else "–" for order, at in exact.items()]
             shown = f"`{name}`" if group == "orders" else f"`{name}`, seed 1"
@@ -260,7 +257,7 @@ def _measured(source: Path, output: Path, name: str, columns: dict[str, str]) ->
     found, rows = read_json(path) if path.exists() else {"rows": ()}, []
     shows_predictors = len({row["by"] for row in found["rows"]}) > 1
     for row in found["rows"]:
-        cells = [row["quantities"].get(name) for name in columns]
+        cells = [row["quantities"].get(quantity) for quantity in columns]
         shown = ["–" if own is None else f"{own['perplexity']:.1f}{_change(own)}" for own in cells]
         rows.append((f"`{row['text']}`", *([row["by"]] if shows_predictors else []), *shown))
     predictors = ["predicted by"] if shows_predictors else []

@@ -17,6 +17,7 @@ from released_spindle import ReleasedSpindle
 
 from diffusionbert.diffusion.schedules import Mean, Spindle, Sqrt
 from diffusionbert.diffusion.time_sampling import Bell
+from diffusionbert.likelihood.orders import random_orders_named
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import ObjectiveConfig
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
@@ -102,7 +103,8 @@ class Evaluation:
     def sequences(self, size: Size) -> int:
         """About how many sequences are computed to score one sentence; in an order, one per token."""
         if self.quantity in ORDERS:
-            return 35 * (int(self.quantity.removeprefix("random-")) if self.quantity.startswith("random-") else 1)
+            random = random_orders_named(self.quantity)
+            return 35 * (1 if random is None else random.number)
         return min(self.draws, size.max_draws) * (2 if self.quantity is None else 1)
 
 

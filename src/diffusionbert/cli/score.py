@@ -45,8 +45,8 @@ class Score:
     """The bound: a number T for the T-step bound, or continuous. Default: continuous if the model has it."""
     order: OptionalOrder = None
     """Compute the exact likelihood of generating the text in this order, without draws, instead of a bound.
-    With random-16, it is generated in any one of 16 random orders; more orders give fewer nats on average, nearer to
-    those of the diffusion itself, and take longer."""
+    With random-16, it is generated in one of 16 random orders, chosen at random. More orders give fewer nats on
+    average, nearer to those of the diffusion itself, and take longer."""
     paired: Flag = False
     """Compare the texts given as arguments, using the same noise for all.
     Each is shown with its difference to the first, which has an interval of its own."""

@@ -7,7 +7,6 @@ of as many real sentences, because they mean little on their own. All randomness
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from diffusionbert.inference.generate import generate, generate_together, requir
 from diffusionbert.inference.score import estimate_nats, estimate_sequences
 from diffusionbert.inference.tasks import MAX_TEXTS, GeneratedText, Task
 from diffusionbert.likelihood.estimate import EstimationBudget, length_nats
-from diffusionbert.likelihood.orders import Order, order_named
+from diffusionbert.likelihood.orders import Order, random_orders_named
 from diffusionbert.likelihood.scores import Estimate, Length, Protocol
 from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import CONTINUOUS, GRID, ScoringQuantities
@@ -124,8 +123,8 @@ class Plan:
         if self.quantity is None:
             return found
         can_order = engine.masked_network is not None and objective.generates_on_masks
-        if can_order and re.fullmatch(r"random-\d+", self.quantity):
-            return ScoringQuantities((order_named(self.quantity).quantity,), found.notes)
+        if can_order and (random := random_orders_named(self.quantity)) is not None:
+            return ScoringQuantities((random.quantity,), found.notes)
         orders = [order.quantity for order in Order] if can_order else []
         known = [*found.available, *orders]
         chosen = tuple(one for one in known if one.name == self.quantity)

@@ -8,7 +8,7 @@ one. This is the likelihood of generating in that order, which differs from the 
 orders. A time-conditioned network is given the fraction of positions that are masked, usually of the editable ones.
 
 Random orders are a mixture. For each number of tokens, K orders σ_1, …, σ_K are fixed, and a text is generated in one
-of them, whichever:
+of them, chosen at random:
 
     -log p_K(x0) = -log 1/K Σ_k p(x0 | σ_k)
 
@@ -64,7 +64,7 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class RandomOrders:
-    """Random orders, the same for all texts with as many tokens; a text is generated in any one of them."""
+    """Random orders, fixed for each number of tokens; a text is generated in one of them, chosen at random."""
 
     number: int
 
@@ -89,11 +89,17 @@ MOST_ORDERS = 4096
 AnyOrder = Order | RandomOrders
 
 
+def random_orders_named(name: str) -> RandomOrders | None:
+    """The K random orders that are called random-K; None if the name is another one."""
+    found = re.fullmatch(r"random-(\d{1,9})", name)
+    return None if found is None else RandomOrders(int(found[1]))
+
+
 def order_named(name: str) -> AnyOrder:
     """The order with this name, or so many random ones (random-K); raises ValueError if there is none."""
     require_type("order", name, str, "the name of an order")
-    if (found := re.fullmatch(r"random-(\d{1,9})", name)) is not None:
-        return RandomOrders(int(found[1]))
+    if (found := random_orders_named(name)) is not None:
+        return found
     if name not in [order.value for order in Order]:
         known = ", ".join(order.value for order in Order)
         raise ValueError(f"`order` must be one of {known} or random-K, such as random-16, got {name!r:.40}")
@@ -143,11 +149,11 @@ def order_nats(
     if isinstance(order, RandomOrders):
         drawn = random_orders_nats(network, x0, mask_id, order.number, text, positions_at_once)
         return _mixture(torch.stack([*drawn]), x0)
-    at_once, num_counted = _sequences_at_once(x0, positions_at_once), _num_counted(x0, text)
     if order is Order.LEFT_TO_RIGHT:
-        return _fixed(network, x0, _place(x0), num_counted, mask_id, at_once)
-    rows = torch.arange(len(x0.tokens), device=x0.tokens.device)
-    return torch.cat([_adaptive(network, x0, num_counted, some, mask_id, order) for some in torch.split(rows, at_once)])
+        return _fixed(network, x0, _place(x0), mask_id, text, positions_at_once)
+    rows = torch.split(torch.arange(len(x0.tokens), device=x0.tokens.device), _sequences_at_once(x0, positions_at_once))
+    num_counted = _num_counted(x0, text)
+    return torch.cat([_adaptive(network, x0, num_counted, some, mask_id, order) for some in rows])
 
 
 def random_orders_nats(
@@ -159,17 +165,15 @@ def random_orders_nats(
     positions_at_once: int = 4096,
 ) -> Iterator[PerPosition]:
     """The nats [B, L] in each of the first K random orders, one order after another; arguments as in `order_nats`."""
-    at_once, num_counted = _sequences_at_once(x0, positions_at_once), _num_counted(x0, text)
     for drawn in range(number):
-        yield _fixed(network, x0, _random_rank(x0, drawn), num_counted, mask_id, at_once)
+        yield _fixed(network, x0, _random_rank(x0, drawn), mask_id, text, positions_at_once)
 
 
 @torch.no_grad()
 def is_greedy(network: Network, x0: Batch, mask_id: int, positions_at_once: int = 4096) -> Flags:
     """Whether greedy left-to-right generation yields a sequence's own tokens at its editable positions."""
-    at_once, num_counted = _sequences_at_once(x0, positions_at_once), _num_counted(x0)
     other = torch.zeros(len(x0.tokens), dtype=torch.bool, device=x0.tokens.device)
-    for row, position, log_f in _states(network, x0, _place(x0), num_counted, mask_id, at_once):
+    for row, position, log_f in _states(network, x0, _place(x0), mask_id, None, positions_at_once):
         other[row[log_f.argmax(dim=-1) != x0.tokens[row, position]]] = True
     return ~other
 
@@ -179,8 +183,8 @@ def _sequences_at_once(x0: Batch, positions: int) -> int:
     return max(1, positions // max(1, x0.tokens.shape[1]))
 
 
-def _num_counted(x0: Batch, text: PositionMask | None = None) -> Counts:
-    """The number of positions that count for the time."""
+def _num_counted(x0: Batch, text: PositionMask | None) -> Counts:
+    """The number of positions that count for the time: those of the text, by default the editable ones."""
     return (x0.editable if text is None else text).sum(dim=1).clamp(min=1)
 
 
@@ -206,20 +210,22 @@ def _mixture(nats: Values, x0: Batch) -> PerPosition:
 
 
 @torch.no_grad()
-def _fixed(network: Network, x0: Batch, rank: Values, num_counted: Counts, mask_id: int, at_once: int) -> PerPosition:
+def _fixed(
+    network: Network, x0: Batch, rank: Values, mask_id: int, text: PositionMask | None, positions_at_once: int
+) -> PerPosition:
     """The nats of all tokens in the order of their ranks."""
     nats = torch.zeros(x0.tokens.shape, dtype=torch.float64, device=x0.tokens.device)
-    for row, position, log_f in _states(network, x0, rank, num_counted, mask_id, at_once):
+    for row, position, log_f in _states(network, x0, rank, mask_id, text, positions_at_once):
         nats[row, position] = -log_prob_of(log_f, x0.tokens[row, position])
     return nats
 
 
 def _states(
-    network: Network, x0: Batch, rank: Values, num_counted: Counts, mask_id: int, at_once: int
+    network: Network, x0: Batch, rank: Values, mask_id: int, text: PositionMask | None, positions_at_once: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Sequences, positions and log-probabilities of editable tokens, each given only those of lower rank."""
-    where = torch.arange(x0.tokens.shape[1], device=x0.tokens.device)
-    for states in torch.split(x0.editable.nonzero(), at_once):
+    where, num_counted = torch.arange(x0.tokens.shape[1], device=x0.tokens.device), _num_counted(x0, text)
+    for states in torch.split(x0.editable.nonzero(), _sequences_at_once(x0, positions_at_once)):
         if not len(states):
             return  # nothing is editable
         row, position = states.unbind(dim=1)
