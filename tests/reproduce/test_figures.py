@@ -100,7 +100,12 @@ TEXTS = {
         "DiffusionBERT, spindle (corpus mean), strict, T = 512",
     ],
     "quality_diversity": [
-        *("self-BLEU-4 (lower: more diverse)", "BLEU-4 (higher: closer to real text)", "DiffusionBERT", "decoder"),
+        *(
+            "self-BLEU-4 (lower: more diverse)",
+            "BLEU-4 (higher: more n-grams of real text)",
+            "DiffusionBERT",
+            "decoder",
+        ),
         *("real sentences", "k=5", "k=100", "T=0.7", "T=1.0"),
     ],
     "survival_curves": [

@@ -174,7 +174,7 @@ def quality_diversity(series: Sequence[Tradeoff], real: Tradeoff, path: Path) ->
             _draw_tradeoff(axes, one, color=color, linestyle=dashes, marker=marker)
         _draw_tradeoff(axes, real, color="black", linestyle="", marker="*", markersize=11)
         axes.margins(0.08)
-        axes.set(xlabel="self-BLEU-4 (lower: more diverse)", ylabel="BLEU-4 (higher: closer to real text)")
+        axes.set(xlabel="self-BLEU-4 (lower: more diverse)", ylabel="BLEU-4 (higher: more n-grams of real text)")
         figure.legend(loc="outside right upper")
 
 
