@@ -1,6 +1,7 @@
 """Makes the tables and figures of docs/results.md from what `experiment.py` kept; needs neither models nor corpora.
 
-    python benchmarks/report.py docs/results/second docs/results/tables --pages docs/results.md docs/results/details.md
+    python benchmarks/report.py docs/results/second docs/results/tables --small docs/results/small \
+        --pages docs/results.md docs/results/details.md
 
 Missing rows are left out. The pages are written by hand; a test checks that every number in their prose occurs in these
 tables. `claims.py` has the claims and the rule for their verdicts.
@@ -11,14 +12,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import tyro
-from claims import SEEDS, Claim, Kept, claim_rows, claims_markdown, difference, percent, unigram_nats
+from claims import (
+    CLAIMS,
+    SEEDS,
+    Claim,
+    Found,
+    Kept,
+    claim_rows,
+    claims_markdown,
+    difference,
+    percent,
+    unigram_nats,
+)
 from sampling_frontier import at_entropy
 from second_edition_rows import ORDERS, SIZES
 
@@ -40,8 +52,15 @@ from diffusionbert.training.log import TrainEvent, ValidationEvent, events_of
 Folder = tyro.conf.Positional[Path]
 
 
-def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None:
-    """Write the tables and figures that have rows, and put the tables into the pages, between their marks."""
+def report(source: Folder, output: Folder, small: Path | None = None, pages: tuple[Path, ...] = ()) -> None:
+    """Write the tables and figures that have rows, and put the tables into the pages, between their marks.
+
+    Args:
+        source: What was kept of the rows at full size.
+        output: The folder for tables and figures.
+        small: What was kept of the rows at small size; their tables are written to output/small.
+        pages: Where to put tables.
+    """
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         kept = Kept(source, Path(scratch))
@@ -66,6 +85,8 @@ def report(source: Folder, output: Folder, pages: tuple[Path, ...] = ()) -> None
         _repeats(kept, output)
         _frontier(kept, output)
         _costs(source, output)
+        if small is not None:
+            _small(Kept(small, Path(scratch) / "small"), kept, output / "small")
     for page in pages:
         page.write_text(with_tables(page.read_text(encoding="utf-8"), output), encoding="utf-8")
 
@@ -287,6 +308,38 @@ RANDOM_ORDERS = {
     "entropy": "lowest entropy first",
 }
 """Orders of `random_orders.py`, and the headings of their columns."""
+
+
+def _small(kept: Kept, full: Kept, output: Path) -> None:
+    """The tables of the small size, at which there are several training runs."""
+    output.mkdir(parents=True, exist_ok=True)
+    _setup(kept, output)
+    _rates(kept, output)
+    _training_runs(kept, full, output)
+    _curve_table(kept, output, "curve")
+    _diffusion_lm(kept, output)
+
+
+def _training_runs(kept: Kept, full: Kept, output: Path) -> None:
+    """The effects in each training run and over all, next to those at full size; the curve has a table of its own."""
+    rows = []
+    for claim in CLAIMS:
+        found = None if "curve" in claim.groups else difference(kept, claim)
+        if found is None:
+            continue
+        runs = (difference(kept, replace(claim, groups=(group,))) for group in claim.groups)
+        each = ", ".join(percent(run.change) for run in runs if run is not None)
+        larger = difference(full, claim)
+        at_full_size = "–" if larger is None else _with_interval(larger)
+        cells = percent(claim.paper), at_full_size, _with_interval(found), each
+        rows.append((claim.text.rstrip(" †‡"), *cells))
+    sizes = "full size, one run", "small size, mean over runs", "small size, each run"
+    heading = "claim", "paper", *sizes
+    _write(output / "runs.md", heading, rows)
+
+
+def _with_interval(found: Found) -> str:
+    return f"{percent(found.change)} [{', '.join(map(percent, found.interval))}]"
 
 
 def _diffusion_lm(kept: Kept, output: Path) -> None:

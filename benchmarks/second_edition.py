@@ -1,6 +1,6 @@
 """The second edition of the experiment behind docs/results.md: a plan with the cost of its rows, and a runner.
 
-    python benchmarks/second_edition.py plan                                    every row: tokens, GPU minutes
+    python benchmarks/second_edition.py plan                                    every row: tokens, minutes
     python benchmarks/second_edition.py run experiment --text TEXT --minutes 25 --only starts rates seed0
     python benchmarks/experiment.py experiment docs/results/second
     python benchmarks/second_edition.py run experiment --text TEXT --kept docs/results/second    what is left, elsewhere
@@ -45,12 +45,12 @@ from diffusionbert.objectives.discrete_time import DiscreteTimeConfig
 from diffusionbert.recipes import SYSTEMS, pretraining_of, started_from
 from diffusionbert.reporting import set_verbosity
 from diffusionbert.reproduce.reproduction import is_finished
-from diffusionbert.storage.files import code_version, read_json, write_bytes, write_json
+from diffusionbert.storage.files import build_once, code_version, read_json, write_bytes, write_json
 from diffusionbert.training.batches import TokenBudget
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.log import ValidationEvent, events_of
 from diffusionbert.training.optim import fitting_ema
-from diffusionbert.training.run import stored_config, train
+from diffusionbert.training.run import prepare, stored_config, train
 from diffusionbert.training.run_folder import RunFolder
 
 Folder = tyro.conf.Positional[Path]
@@ -59,18 +59,18 @@ Folder = tyro.conf.Positional[Path]
 
 
 def plan(only: tuple[str, ...] = (), size: str = "full") -> None:
-    """Print every row with its tokens and estimated GPU minutes on one H200."""
-    chosen = [row for row in rows() if not only or row.group in only]
-    print(f"{'row':<42} {'system':<28} {'start':<28} {'tokens':>8}  {'evaluations':>11}  GPU minutes")
+    """Print every row with its tokens and estimated minutes on one H200; at small size, on two cores."""
+    chosen = [row for row in rows(SIZES[size]) if not only or row.group in only]
+    print(f"{'row':<42} {'system':<28} {'start':<28} {'tokens':>8}  {'evaluations':>11}  minutes")
     for row in chosen:
         tokens, minutes = row.tokens(SIZES[size]) / 1e6, row.seconds(SIZES[size]) / 60
         cells = f"{row.key:<42} {row.system:<28} {row.start or '–':<28} {tokens:>7.1f}M  {len(row.evaluations):>11}"
-        print(f"{cells}  {minutes:11.2f}")
+        print(f"{cells}  {minutes:7.2f}")
     print()
     for group in (*dict.fromkeys(row.group for row in chosen), "together"):
         own = [row for row in chosen if group in (row.group, "together")]
         minutes = sum(row.seconds(SIZES[size]) for row in own) / 60
-        print(f"{group:<14} {len(own):>3} rows {minutes:7.1f} GPU minutes")
+        print(f"{group:<14} {len(own):>3} rows {minutes:7.1f} minutes")
 
 
 # ---- one row --------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Work:
             return math.inf if last is None or math.isnan(last) else last
 
         best = min(keys, key=nats)
-        return next(row for row in rows() if row.key == best)
+        return next(row for row in rows(self.size) if row.key == best)
 
     def config(self, row: Row) -> RunConfig:
         """The configuration to train."""
@@ -159,15 +159,16 @@ class Work:
         assert rate is not None
         half = max(1, steps // 2)
         training = TrainingConfig(
-            steps=steps, batching=TokenBudget(size.batch_tokens), learning_rate=rate, warmup=steps // 10,
+            steps=steps, batching=TokenBudget(size.batch_tokens), optimizer=size.optimizer, learning_rate=rate,
+            warmup=steps // 10,
             ema=fitting_ema(steps), precision=size.precision, compile=self.compile, seed=row.seed,
-            log_every=max(1, steps // 40), validate_every=half, validation_sentences=1024, validation_draws=8,
-            save_every=half, keep=1,
+            log_every=max(1, steps // 40), validate_every=half, validation_sentences=min(1024, size.sentences),
+            validation_draws=8, save_every=half, keep=1,
         )  # fmt: skip
         data = DataConfig(
             self.corpus(f"{row.text}.train"),
             self.corpus(f"{row.text}.valid"),
-            vocabulary=size.vocabulary,
+            vocabulary=self.vocabulary,
             max_length=size.max_length,
         )
         backbone = of_family(NewBert(size.layers, size.width, size.heads, dropout=0.0), row.backbone)
@@ -187,6 +188,17 @@ class Work:
             time=config.time if row.time is None else row.time,
             training=replace(config.training, **dict(row.training)),
         )
+
+    @property
+    def vocabulary(self) -> str:
+        """The tokenizer of all rows; one that is trained, is trained on the news."""
+        wanted = self.size.vocabulary
+        if isinstance(wanted, str):
+            return wanted
+        texts = self.corpus("news.train"), self.corpus("news.valid")
+        news = DataConfig(*texts, vocabulary=wanted, max_length=self.size.max_length)
+        own = self.output / "vocabulary"
+        return str(build_once(own, lambda folder: prepare(news, self.cache).vocabulary.save(folder)))
 
     def changed(self, objective: Any, own: Settings | ObjectiveConfig) -> ObjectiveConfig:
         """An objective with other settings, or another one, over as many steps."""
@@ -240,7 +252,7 @@ class Work:
         draws = min(one.draws, self.size.max_draws)
         return Plan(
             one.sampling or SYSTEMS[row.system].sampling,
-            max(2, round(one.share * self.size.samples)) if one.share else 0,
+            max(2, round(one.share * self.size.samples)) if one.share and self.size.samples else 0,
             min(self.size.length, engine.max_length),
             EstimationBudget(None, draws, strata=min(16, draws // 2), seed=one.seed),
             conventions=one.conventions and has_likelihood,
@@ -356,7 +368,7 @@ def run(
         workers: The number of processes.
         minutes: When to stop. A row that would not finish by then is not started.
         only: Groups of rows, or single ones as group/name; all by default.
-        size: full, or tiny for tests.
+        size: full, small (several training runs on two cores), or tiny for tests.
         kept: The kept rows that were run elsewhere; of these, only networks to start from are trained again.
         compile: Compile networks; a process compiles each kind of network once.
     """
@@ -411,22 +423,23 @@ def run(
 
 def _planned(work: Work, only: tuple[str, ...]) -> tuple[set[str], list[Row]]:
     """The rows that are finished, and those to run: what is wanted, and networks it needs that are elsewhere."""
-    for one in filter(work.is_done, rows()):
+    every = rows(work.size)
+    for one in filter(work.is_done, every):
         if (tokens := read_json(work.record(one))["tokens"]) != one.tokens(work.size):
             raise SystemExit(
                 f"{one.key} was trained on {tokens:,} tokens in {str(work.output)!r}, but its size is "
                 f"{one.tokens(work.size):,} now; choose another folder"
             )
-    if unknown := {*only} - {name for one in rows() for name in (one.group, one.key)}:
+    if unknown := {*only} - {name for one in every for name in (one.group, one.key)}:
         raise SystemExit(f"no group or row is called {', '.join(sorted(unknown))}; `plan` lists all")
-    finished = {one.key for one in rows() if work.is_done(one) or work.is_kept(one)}
-    wanted = {one.key for one in rows() if not only or {one.group, one.key} & {*only}} - finished
-    for one in reversed(rows()):  # a start may need another one
+    finished = {one.key for one in every if work.is_done(one) or work.is_kept(one)}
+    wanted = {one.key for one in every if not only or {one.group, one.key} & {*only}} - finished
+    for one in reversed(every):  # a start may need another one
         if one.key in wanted:
             missing = {key for key in one.models if not work.has_model(key) and not work.is_arriving(key)}
             finished -= missing
             wanted |= missing
-    chosen = [one for one in rows() if one.key in wanted]
+    chosen = [one for one in every if one.key in wanted]
     for one in chosen:
         work.record(one).unlink(missing_ok=True)  # its model is gone
     return finished, chosen
@@ -464,7 +477,7 @@ def work(
     """Do the rows whose names are read from standard input, one per line; `run` starts several such processes."""
     set_verbosity("info")
     torch._dynamo.config.recompile_limit = 64  # all kinds of networks may come to one process
-    own, every = Work(output, text, SIZES[size], kept, compile), {one.key: one for one in rows()}
+    own, every = Work(output, text, SIZES[size], kept, compile), {one.key: one for one in rows(SIZES[size])}
     for line in sys.stdin:
         row = every[line.strip()]
         log = own.output / row.group / "logs" / f"{row.name}.txt"

@@ -1,14 +1,15 @@
 """The rows of the second edition of the experiment: what is trained, from what, for how long, and how it is evaluated.
 
 All rows have ModernBERT's layers (group `bert`: those of BERT and GPT-2), one size, one vocabulary, one batch size and
-AdamW. Each kind of network has the learning rate that was best for it in a search of equal size (`RATES`): that kind's
-plainest system, half of the usual tokens, seed 0, by the last validation. Noise is shared: bounds of diffusion are
-estimated by stratified times with one evaluation seed, which no training run uses, and with as many draws for all rows
-that are compared. (BERT-Mouth's bound has draws of its own.)
+one optimizer (AdamW; Muon at small size). Each kind of network has the learning rate that was best for it in a search
+of equal size (`Size.rates`): that kind's plainest system, half of the usual tokens, seed 0, by the last validation.
+Noise is shared: bounds of diffusion are estimated by stratified times with one evaluation seed, which no training run
+uses, and with as many draws for all rows that are compared. (BERT-Mouth's bound has draws of its own.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,10 +32,13 @@ Settings = tuple[tuple[str, Any], ...]
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
+RATES = (4e-4, 1e-3, 2.5e-3)
+"""The learning rates of the search."""
+
 
 @dataclass(frozen=True)
 class Size:
-    """The size of everything."""
+    """The size of everything, and the settings that suit it."""
 
     layers: int = 7
     width: int = 384
@@ -49,18 +53,33 @@ class Size:
     samples: int = 1000
     length: int = 64
     max_draws: int = 512
+    max_sequences: float = math.inf
+    """Evaluations that compute more sequences per sentence are left out."""
     precision: str = "bf16"
+    optimizer: str = "adamw"
+    rates: tuple[float, ...] = RATES
+    pretraining_rate: float = 1e-3
+    speed: float = 2.0e6
+    """Tokens per second of training (compiled) on one H200, over five processes together, as measured."""
+    scoring: float = 2.5e6
+    """Likewise of scoring."""
+
+    def has(self, one: Evaluation) -> bool:
+        """Whether an evaluation is done at this size."""
+        return (one.scored or self.samples > 0) and one.sequences(self) <= self.max_sequences
 
 
 SIZES = {
     "full": Size(),
-    "small": Size(4, 128, 4, 2048, 4_096_000, 2000, 64, 512, 500, 100, 32, 64, "no"),
-    "tiny": Size(1, 32, 2, 256, 1024, str(BUNDLED), 24, 8, 16, 4, 6, 4, "no"),
-}
-"""`small` is for probes on a CPU, `tiny` for tests."""
+    "small": Size(
+        layers=3, width=96, heads=3, batch_tokens=1024, tokens=2_048_000, vocabulary=1000, max_length=64, sentences=500,
+        samples=0, max_draws=16, max_sequences=64, precision="no", optimizer="muon", rates=(1e-3, 2.5e-3, 6.25e-3),
+        pretraining_rate=2.5e-3, speed=32e3, scoring=100e3,
+    ),
+    "tiny": Size(1, 32, 2, 256, 1024, str(BUNDLED), 24, 8, 16, 4, 6, 4, precision="no"),
+}  # fmt: skip
+"""`small` is for several training runs on two cores, without samples; `tiny` is for tests."""
 MASKED, CAUSAL = "masked", "causal"
-SPEED, SCORING = 2.0e6, 2.5e6
-"""Tokens per second of training (compiled) and of scoring on one H200, over five processes together, as measured."""
 COST = {
     "genmd4": 2.5, "diffusion-lm": 2.0, "diffusion-lm-bert": 2.0, "sundae": 2.0, "bert-mouth": 1.2,
     "d3pm-uniform": 1.4, "multinomial": 1.4,
@@ -68,8 +87,6 @@ COST = {
 """How many times as long as the usual row a system takes; a causal network takes 0.8."""
 STARTING, SAMPLING = 50.0, 0.002
 """Seconds until a process trains a first network, most of them compilation, and seconds per sample."""
-RATES = (4e-4, 1e-3, 2.5e-3)
-"""The learning rates of the search."""
 EVALUATION_SEED = 100
 """The evaluation seed, which no training run uses."""
 
@@ -96,9 +113,9 @@ class Evaluation:
     """The objective to score with, or what differs in it, if it is not the one used for training."""
 
     def seconds(self, size: Size) -> float:
-        """The estimated seconds on one H200."""
+        """The estimated seconds on one H200; at small size, on two cores."""
         tokens = 35 * size.sentences * self.sequences(size)
-        return (tokens / SCORING if self.scored else 0.0) + SAMPLING * 2 * self.share * size.samples
+        return (tokens / size.scoring if self.scored else 0.0) + SAMPLING * 2 * self.share * size.samples
 
     def sequences(self, size: Size) -> int:
         """About how many sequences are computed to score one sentence; in an order, one per token."""
@@ -125,6 +142,8 @@ class Row:
     backbone: str = "modern"
     rate: float | None = None
     """The learning rate; None is the one chosen by the search."""
+    rates: tuple[float, ...] = RATES
+    """The learning rates of the search."""
     objective: Settings | ObjectiveConfig = ()
     """The objective, or what differs from that of the system."""
     candidates: tuple[str, ...] = ()
@@ -164,7 +183,7 @@ class Row:
         """The rows that chose its learning rate."""
         if self.rate is not None:
             return ()
-        return tuple(row.key for row in searches(self.backbone) if row.kind == self.kind)
+        return tuple(row.key for row in searches(self.backbone, self.rates) if row.kind == self.kind)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -181,9 +200,9 @@ class Row:
         return round(self.share * size.tokens)
 
     def seconds(self, size: Size) -> float:
-        """The estimated seconds on one H200, without the start of its process, during which others compute."""
+        """The estimated seconds on its machine, without the start of its process, during which others compute."""
         factor = COST.get(self.system, 0.8 if self.is_causal else 1.0)
-        return factor * self.tokens(size) / SPEED + sum(one.seconds(size) for one in self.evaluations)
+        return factor * self.tokens(size) / size.speed + sum(one.seconds(size) for one in self.evaluations)
 
 
 JUDGE = "starts/causal-wiki-modern"
@@ -205,11 +224,11 @@ FILES: Settings = (("export_precision", "bf16"), ("shard_size", "15MB"))
 """How networks to start from are stored: small enough to be copied elsewhere."""
 
 
-def starts(backbone: str = "modern") -> list[Row]:
+def starts(backbone: str = "modern", rate: float = 1e-3) -> list[Row]:
     """Pretraining with equal budgets, masked and causal, on another text."""
     group = "starts" if backbone == "modern" else f"{backbone}-starts"
     return [
-        Row(group, f"{kind}-wiki-{backbone}", kind, text="wiki", share=4, backbone=backbone, rate=1e-3, training=FILES)
+        Row(group, f"{kind}-wiki-{backbone}", kind, text="wiki", share=4, backbone=backbone, rate=rate, training=FILES)
         for kind in (MASKED, CAUSAL)
     ]
 
@@ -226,13 +245,13 @@ def _row(group: str, system: str, name: str | None = None, *evaluations: Evaluat
     return Row(group, name or system, system, **{"start": start, "evaluations": evaluations, **changes})
 
 
-def searches(backbone: str = "modern") -> list[Row]:
+def searches(backbone: str = "modern", rates: tuple[float, ...] = RATES) -> list[Row]:
     """The learning rates of each kind of network, on its plainest system."""
     group = "rates" if backbone == "modern" else f"{backbone}-rates"
     return [
         _row(group, system, f"{system}-{rate:g}", share=0.5, backbone=backbone, rate=rate)
         for system in ("d3pm-tad", "diffusionbert", "decoder", "decoder-pretrained")
-        for rate in RATES
+        for rate in rates
     ]
 
 
@@ -338,7 +357,7 @@ CURVE = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 """Total tokens, including pretraining, as fractions of the usual number: a factor of 32, the longest first."""
 
 
-def curve() -> Iterator[Row]:
+def curve(rate: float = 1e-3) -> Iterator[Row]:
     """The bound against total tokens, half of them pretraining if there is any; each total has its own schedules.
 
     All have the hybrid term, as in the papers, and the shorter ones also go without it (`curve-plain`): it changes what
@@ -351,9 +370,11 @@ def curve() -> Iterator[Row]:
         starts_of = list[tuple[str, str]]()
         for text, name in (("wiki", "other-text"), ("news", "same-text")):
             start = Row(
-                group, f"masked-{text}-{share / 2:g}", MASKED, text=text, share=share / 2, rate=1e-3, training=FILES
+                group, f"masked-{text}-{share / 2:g}", MASKED, text=text, share=share / 2, rate=rate, training=FILES
             )
-            same = next((row for row in starts() if replace(row, group=group, name=start.name) == start), start)
+            same = next(
+                (row for row in starts(rate=rate) if replace(row, group=group, name=start.name) == start), start
+            )
             if same is start:
                 yield start
             starts_of.append((name, same.key))
@@ -423,15 +444,16 @@ def diffusion_lm() -> Iterator[Row]:
     yield _row("diffusion-lm", "diffusion-lm-bert", "pretrained", *own, objective=wide)
 
 
-def rows() -> list[Row]:
+def rows(size: Size = SIZES["full"]) -> list[Row]:
     """All rows, each after those it needs; what others wait for comes early, further training runs come last."""
-    return [
-        *starts(),
-        *searches(),
-        *starts("bert"),
-        *searches("bert"),
+    rates, rate = size.rates, size.pretraining_rate
+    every = [
+        *starts(rate=rate),
+        *searches(rates=rates),
+        *starts("bert", rate),
+        *searches("bert", rates),
         *main_rows(0),
-        *curve(),
+        *curve(rate),
         *main_rows(1),
         *bert_rows(),
         *spindle(),
@@ -440,3 +462,4 @@ def rows() -> list[Row]:
         *curve_again(),
         *main_rows(2),
     ]
+    return [replace(row, rates=rates, evaluations=tuple(filter(size.has, row.evaluations))) for row in every]

@@ -172,6 +172,26 @@ def test_orders_of_another_seed_are_rows_of_their_own(tmp_path):
 ORDERED = "orders", "orders1"
 
 
+def test_small_rows_are_shown_run_by_run_next_to_full_size(tmp_path):
+    pair = ("diffusionbert-bell", "diffusionbert")
+    small = {f"{seed}__{name}": f"seed0__{name}" for seed in ("seed0", "seed1") for name in pair}
+    small |= {f"curve__{name}-1": f"curve__{name}-2" for name in ("d3pm", "other-text")}
+    own = copied(tmp_path / "small", **small)
+    full = copied(tmp_path / "full", **{f"seed0__{name}": f"seed0__{name}" for name in pair})
+    report(full.source, tmp_path / "tables", own.source)
+    heading, _, *rows = (tmp_path / "tables" / "small" / "runs.md").read_text(encoding="utf-8").splitlines()
+    assert heading.endswith("| full size, one run | small size, mean over runs | small size, each run |")
+    [row] = rows  # the curve has a table of its own
+    claim, paper, larger, mean, each = (cell.strip() for cell in row.split("|")[1:-1])
+    assert (claim, paper) == ("Bell-shaped times help DiffusionBERT", "–")
+    changes = each.split(", ")
+    assert larger.partition(" [")[0] == changes[0] == "−12.9\N{NO-BREAK SPACE}%"
+    assert len(changes) == 2
+    assert mean.partition(" [")[0] == changes[0]  # all nats of the second seed are larger by one factor
+    curve = (tmp_path / "tables" / "small" / "curve.md").read_text(encoding="utf-8").splitlines()
+    assert [row.split("|")[6].partition("[")[0].strip() for row in curve[2:]] == ["1.01"]
+
+
 # ---- the code of rows -----------------------------------------------------------------------------------------------
 
 

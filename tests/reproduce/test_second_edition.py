@@ -15,7 +15,19 @@ import second_edition
 from experiment import keep
 from report import report
 from second_edition import Work, Worker
-from second_edition_rows import CURVE, EVALUATION_SEED, JUDGE, RATES, SIZES, Evaluation, Row, main_rows, rows, searches
+from second_edition_rows import (
+    CURVE,
+    EVALUATION_SEED,
+    JUDGE,
+    ORDERS,
+    RATES,
+    SIZES,
+    Evaluation,
+    Row,
+    main_rows,
+    rows,
+    searches,
+)
 from second_judge import judge as second_judge
 from tiny_models import toy_sentences
 
@@ -33,12 +45,13 @@ def folders(row: Row) -> list[str]:
     return [one.folder.format(group=row.group, name=row.name) for one in row.evaluations]
 
 
-def test_rows_and_evaluations_are_unique_and_rows_come_after_those_they_need():
-    keys = [row.key for row in rows()]
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_and_evaluations_are_unique_and_rows_come_after_those_they_need(size):
+    keys = [row.key for row in rows(SIZES[size])]
     assert len({*keys}) == len(keys)
-    every = [folder for row in rows() for folder in folders(row)]
+    every = [folder for row in rows(SIZES[size]) for folder in folders(row)]
     assert len({*every}) == len(every)
-    for row in rows():
+    for row in rows(SIZES[size]):
         assert all(keys.index(needed) < keys.index(row.key) for needed in row.needs)
         assert row.system in {*SYSTEMS, "masked", "causal"}
         assert not row.name.endswith("-again")  # this is what `experiment.py` calls a row that was run twice
@@ -51,6 +64,19 @@ def test_every_kind_of_network_has_a_search_of_equal_size():
         kinds, sorted(RATES)
     )
     assert len({row.tokens(SIZES["full"]) for row in found}) == 1
+
+
+def test_the_small_size_has_the_same_rows_with_rates_of_its_own_and_without_samples():
+    size = SIZES["small"]
+    own = {row.key: row for row in rows(size) if row.rate is None}
+    assert own.keys() == {row.key for row in rows() if row.rate is None}
+    for row in own.values():
+        assert [key.rpartition("-")[2] for key in row.search] == [f"{rate:g}" for rate in size.rates]
+        assert all(one.scored and one.sequences(size) <= size.max_sequences for one in row.evaluations)
+    starts = {row.rate for row in rows(size) if row.system in ("masked", "causal")}
+    assert starts == {size.pretraining_rate} < {*size.rates}
+    exact = {one.quantity for row in own.values() for one in row.evaluations} & {*ORDERS}
+    assert exact == {"left-to-right", "confidence", "entropy"}  # many random orders would take too long
 
 
 def test_rows_differ_in_what_they_compare_alone():
@@ -293,6 +319,19 @@ def test_a_run_that_is_killed_is_continued(work, tmp_path, monkeypatch):
     again.do(ROWS["rates/d3pm-tad-0.001"], 1)
     assert again.is_done(ROWS["rates/d3pm-tad-0.001"])
     assert {"code", "data", "weights"} <= read_json(again.record(ROWS["rates/d3pm-tad-0.001"])).keys()
+
+
+@pytest.mark.slow
+def test_a_vocabulary_is_trained_once_for_rows_of_all_texts(work, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    own = replace(work, output=tmp_path, size=replace(work.size, vocabulary=512, samples=0))
+    trained = [own.trained(ROWS[key]) for key in ("starts/masked-wiki-modern", "rates/d3pm-tad-0.001")]
+    tokenizers = {(folder / "model" / "tokenizer.json").read_bytes() for folder in trained}
+    assert tokenizers == {(tmp_path / "vocabulary" / "tokenizer.json").read_bytes()}
+    own.evaluate(replace(ROWS["seed0/d3pm-tad"], evaluations=ROWS["seed0/d3pm-tad"].evaluations[:1], rate=1e-3))
+    found = EvaluationResult.load(tmp_path / "seed0" / "evaluations" / "d3pm-tad")
+    assert "grid" in found.likelihoods
+    assert len(found.bleu4.values) == 0
 
 
 def test_what_has_not_arrived_whole_is_not_read(work, tmp_path):
