@@ -4,7 +4,7 @@
     python examples/compare_samplers.py runs/mine test.txt     # BLEU against your own sentences
 
 Read BLEU-4 (higher: more like the text) together with self-BLEU (lower: more diverse): samplers trade one for the
-other. `exact` samples the model's distribution, and so does `ancestral`, at the cost of one call per step; the
+other. `exact` samples the model's distribution, and so does `ancestral`, with more calls under the spindle; the
 confidence, margin and entropy samplers do not.
 """
 
