@@ -15,6 +15,7 @@ from shared import encoding_cache, shared
 from tiny_models import run_of, toy_sentences
 
 import diffusionbert
+from diffusionbert.cli import adapt as adapt_command
 from diffusionbert.cli.main import main
 from diffusionbert.inference.engine import load_engine
 from diffusionbert.networks.loading import load_masked_lm
@@ -303,6 +304,30 @@ def test_of_a_large_text_lines_are_drawn(start, tmp_path):
     assert 300 < sum(lines.index(line) for line in found) / 100 < 700  # of all parts: three standard errors are 87
     assert own_corpus(file, tmp_path / "run", vocabulary, 64, most=2000) == str(file)
     assert own_corpus(file, tmp_path / "run", vocabulary, 64) == str(file)
+
+
+def test_a_text_is_never_written_over(start, tmp_path):
+    vocabulary, file = load_engine(start).vocabulary, tmp_path / "text.txt"
+    file.write_text(50 * (" ".join(SENTENCES) + "\n"), encoding="utf-8")
+    before = file.read_bytes()
+    for texts, most in ((file, None), (file, 10), (["a", "b"], None)):
+        with pytest.raises(ValueError, match=r"text.txt' exists, where the text would be written; give another folder"):
+            own_corpus(texts, tmp_path, vocabulary, 16 if most is None else 64, most=most)
+    assert file.read_bytes() == before
+
+
+def test_lines_that_cannot_be_used_are_counted(start, tmp_path, caplog, monkeypatch):
+    vocabulary, file = load_engine(start).vocabulary, tmp_path / "mixed.txt"
+    lines = [" ".join(SENTENCES), " ".join(SENTENCES).replace("!", "\xe9")] * 20
+    content = b"".join(line.encode("latin-1") + b"\n" for line in lines)
+    file.write_bytes(content)
+    said = "your text: 20 kept; 20 skipped: 20 not UTF-8 (first at"
+    with caplog.at_level("WARNING", "diffusionbert"):
+        own_corpus(file, tmp_path / "run", vocabulary, 16)
+        assert [one.startswith(said) for one in caplog.messages] == [True]
+        caplog.clear()
+        assert list(adapt_command._lines(io.BytesIO(content))) == [f"{lines[0]}\n"] * 20
+    assert caplog.messages == [f"{said} standard input:2)"]
 
 
 def test_a_few_sentences_are_refused(start, tmp_path):

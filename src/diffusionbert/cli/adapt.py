@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import tyro
 
 from diffusionbert.cli.common import Flag, OptionalFloat, OptionalPath, OptionalText, option, print_json
 from diffusionbert.parallel import launch
+from diffusionbert.reporting import logger
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Adapt:
             raise ValueError("--lora and --no-lora exclude each other; leave one out, or both to let adapt choose")
         texts: str | Iterable[str] | None = self.text
         if self.text == "-":
-            texts = (line.decode("utf-8", "replace") for line in sys.stdin.buffer)
+            texts = _lines(sys.stdin.buffer)
         if launch().number > 1:
             raise ValueError("adapt runs in one process; use train --start to train in several")
         adapted = adapt(
@@ -77,3 +78,21 @@ class Adapt:
             cache=self.cache,
         )
         print_json(to_json(adapted.report)) if self.json else print(adapted.report.table())
+
+
+def _lines(stream: Iterable[bytes]) -> Iterator[str]:
+    """The lines of standard input; those that are not UTF-8 are skipped and counted."""
+    from diffusionbert.data.corpus import Report
+    from diffusionbert.data.files import Flaw, Location
+
+    report = Report()
+    for number, line in enumerate(stream, start=1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            report.skip(Flaw.NOT_UTF8.value, Location("standard input", number))
+            continue
+        report.kept += 1
+        yield text
+    if report.skipped:
+        logger.warning(f"your text: {report.summary()}")

@@ -13,8 +13,10 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import TextIO
 
-from diffusionbert.data.corpus import parse_source
+from diffusionbert.data.corpus import Report, parse_source
+from diffusionbert.data.files import Flaw
 from diffusionbert.data.sources import Files, Split
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.reporting import logger, require_type
@@ -47,6 +49,7 @@ def own_corpus(
         most: The approximate number of lines to draw at random from large files; None takes all.
         seed: The seed for drawing lines.
     """
+    report = Report()
     if isinstance(texts, str | Path):
         source = parse_source(str(texts))
         if source.paired:
@@ -63,26 +66,37 @@ def own_corpus(
             return str(texts)
         if are_paragraphs:
             logger.info(f"{source} has lines of more than {max_length} tokens: splitting them into sentences")
-        texts = _lines(source)
+        texts = _lines(source, report)
         if is_large and most is not None:
             logger.info(f"{source} has more text than there is time for: drawing {most:,} lines at random")
             texts = drawn_lines(texts, most, seed)
     if texts is None:
         raise ValueError(_EXPECTED)
     folder.mkdir(parents=True, exist_ok=True)
-    file, number = folder / _FILE, 0
-    with file.open("w", encoding="utf-8") as stream:
-        for text in texts:
-            require_type("each text", text, str, "a string")
-            for line in sentences_that_fit(text, vocabulary, max_length):
-                number += 1
-                stream.write(f"{line}\n")
-    if number < FEWEST:
+    file = folder / _FILE
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            _write_lines(texts, stream, vocabulary, max_length)
+    except FileExistsError:
+        raise ValueError(f"{str(file)!r} exists, where the text would be written; give another folder") from None
+    except BaseException:
         file.unlink()
         with suppress(OSError):  # not empty if the user's own folder has other files
             folder.rmdir()
-    _require_enough(number, "the text")
+        raise
+    if report.skipped:
+        logger.warning(f"your text: {report.summary()}")
     return str(file)
+
+
+def _write_lines(texts: Iterable[str], stream: TextIO, vocabulary: Vocabulary, max_length: int) -> None:
+    number = 0
+    for text in texts:
+        require_type("each text", text, str, "a string")
+        for line in sentences_that_fit(text, vocabulary, max_length):
+            number += 1
+            stream.write(f"{line}\n")
+    _require_enough(number, "the text")
 
 
 def _require_enough(number: int, what: str) -> None:
@@ -141,8 +155,15 @@ def drawn_lines(lines: Iterable[str], number: int, seed: int) -> list[str]:
     return chosen
 
 
-def _lines(source: Files) -> Iterator[str]:
-    return (item.content for item in source.items(Split.ALL) if isinstance(item.content, str))
+def _lines(source: Files, report: Report | None = None) -> Iterator[str]:
+    """The texts of files; counts the lines that cannot be used."""
+    report = report or Report()
+    for item in source.items(Split.ALL):
+        if isinstance(item.content, str):
+            report.kept += 1
+            yield item.content
+        elif isinstance(item.content, Flaw) and item.content is not Flaw.EMPTY:
+            report.skip(item.content.value, item.location)
 
 
 def _are_paragraphs(texts: list[str], vocabulary: Vocabulary, max_length: int) -> bool:
