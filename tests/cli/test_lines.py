@@ -138,6 +138,26 @@ def test_an_output_is_continued_only_with_the_same_options_and_texts(tmp_path: P
         run(options, Shouting())
 
 
+def test_an_output_that_lost_results_is_not_continued(tmp_path: Path):
+    (tmp_path / "in").write_text("".join(f"{'x' * number}\n" for number in range(1, 41)))
+    options = TextOptions(file=tmp_path / "in", output=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        run(options, Shouting(stop_at="x" * 20))
+    whole = (tmp_path / "out").read_bytes()
+    (tmp_path / "out").write_bytes(whole[:5])
+    with pytest.raises(ValueError, match=r"has 5 bytes, but \d+ were written; .* delete it and 'out.progress'"):
+        run(options, Shouting())
+    assert (tmp_path / "out").read_bytes() == whole[:5]
+
+
+def test_csv_quotes_carriage_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "in").write_bytes(b"one\rtwo\nthree\n")
+    run(TextOptions(file=tmp_path / "in", format="csv"), Shouting())
+    printed = capsys.readouterr().out
+    assert [row["line"] for row in csv.DictReader(io.StringIO(printed, newline=""))] == ["1", "2"]
+    assert "\r\n" not in printed
+
+
 def test_a_command_stopped_at_its_first_line_goes_on_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "in").write_text("a\nb\n")
     options = TextOptions(file=tmp_path / "in", format="csv", output=tmp_path / "out")

@@ -13,6 +13,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import queue
 import sys
 import threading
@@ -342,7 +343,7 @@ def _open_output(
     except OSError as error:
         raise ValueError(f"--output {name!r} cannot be written ({error.strerror}); give another name") from None
     with stream:
-        stream.truncate(progress.num_bytes)
+        stream.truncate(progress.num_bytes)  # drops the results of an unfinished chunk
         progress.save((), progress.num_bytes)
         try:
             yield _Output(stream, options.chosen_format, columns, show, progress)
@@ -350,6 +351,16 @@ def _open_output(
             logger.info(f"stopped after line {progress.num_lines}; the same command continues {name!r}")
             raise
     progress.file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Ends rows of CSV with a line feed; a writer told to do so would not quote carriage returns."""
+
+    stream: Any
+
+    def write(self, row: str) -> None:
+        self.stream.write(row.removesuffix("\r\n") + "\n")
 
 
 class _Output:
@@ -366,7 +377,7 @@ class _Output:
         self.stream, self.format, self.show, self.progress = stream, format, show, progress
         self.is_terminal = stream.isatty()
         names = ["line", "input", "rank", *columns, "error"]
-        self.table = csv.DictWriter(stream, names, lineterminator="\n", extrasaction="ignore")
+        self.table = csv.DictWriter(_Rows(stream), names, extrasaction="ignore")
         if format == "csv" and (progress is None or not progress.num_lines):
             self.table.writeheader()
 
@@ -406,6 +417,7 @@ class _Output:
         """Flushes, so that a reader gets the results at once, and records the progress."""
         self.stream.flush()
         if self.progress is not None:
+            os.fsync(self.stream.fileno())  # so that no result is missing that the record counts
             self.progress.save(chunk, self.stream.tell())
 
 
@@ -445,6 +457,11 @@ class _Progress:
         if found[0] != progress.settings:
             raise ValueError(
                 f"--output {str(output)!r} was begun with other options; give the same, or delete it to start over"
+            )
+        if (size := output.stat().st_size) < found[2]:
+            raise ValueError(
+                f"--output {str(output)!r} has {size:,} bytes, but {found[2]:,} were written; results are missing, so "
+                f"delete it and {progress.file.name!r} to start over"
             )
         _, progress.num_lines, progress.num_bytes, progress.digest = found
         state.values.update(values)

@@ -47,6 +47,7 @@ class Rewrite:
             show=lambda row: str(row["text"]),
             settings={
                 "model": self.model.model,
+                "dtype": self.model.dtype,
                 "sampling": asdict(self.sampling),
                 "strength": self.strength,
                 "number": self.num_return_sequences,
