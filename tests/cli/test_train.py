@@ -18,6 +18,7 @@ from shared import shared
 from diffusionbert.cli.main import main, parse_arguments
 from diffusionbert.cli.train import configure
 from diffusionbert.networks.loading import NewModernBert, NewModernBertDecoder
+from diffusionbert.training.config import DataConfig, RunConfig
 from diffusionbert.training.run_folder import RunFolder
 from diffusionbert.training.step import TrainingStep
 
@@ -363,3 +364,11 @@ def test_a_setting_of_the_preset_can_be_turned_off(command, setting):
     preset, changed = (configure(parse_arguments([*common, *more])).training for more in ((), (f"--no-{setting}",)))
     assert getattr(preset, setting)
     assert changed == replace(preset, **{setting: False})
+
+
+def test_a_configuration_with_another_text_holds_out_a_fraction_of_its_own(tmp_path):
+    config = RunConfig(DataConfig("big.txt", held_out=0.01))
+    (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
+    for options, expected in (([], 0.01), (["--data=small.txt"], None), (["--data=small.txt", "--held-out=0.2"], 0.2)):
+        line = ["train", f"--config={tmp_path / 'run.json'}", f"--output={tmp_path / 'new'}", *options]
+        assert configure(parse_arguments(line)).data.held_out == expected

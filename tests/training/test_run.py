@@ -33,6 +33,7 @@ from diffusionbert.networks.time_conditioning import TimeEmbedding
 from diffusionbert.objectives.base import TrainingModule
 from diffusionbert.objectives.discrete_time import DiscreteTimeConfig, Quantity
 from diffusionbert.recipes import PRESETS, pretraining_of
+from diffusionbert.training import run as run_module
 from diffusionbert.training.config import DataConfig, RunConfig, TrainingConfig
 from diffusionbert.training.model_folder import push_model
 from diffusionbert.training.run import prepare
@@ -474,6 +475,20 @@ def test_another_tokenizer_than_that_of_a_run_beside_is_said(cache, tmp_path, ca
         main(["train", f"--output={tmp_path / name}", *options, "--vocabulary=600", *other])
         said = "this run's tokenizer differs from that of 'a'" in capsys.readouterr().err
         assert said is (name == "c")
+
+
+def test_what_lies_beside_a_run_and_cannot_be_read_is_no_concern(tmp_path, monkeypatch):
+    (tmp_path / "lost+found").mkdir()
+
+    def forbidden(*_):
+        raise PermissionError(13, "Permission denied")
+
+    for method in ("is_file", "iterdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, forbidden)
+            run_module._warn_of_other_tokenizers(
+                tmp_path / "run", DataConfig("text.txt"), train_wordpiece(["the king ."], 600)
+            )
 
 
 @pytest.mark.slow

@@ -283,6 +283,8 @@ def _changed(options: Run, config: RunConfig) -> RunConfig:
     from diffusionbert.networks.loading import of_family
 
     data = _replaced(options.text, config.data)
+    if options.data not in (None, data.corpus) and options.text.held_out is None:
+        data = replace(data, held_out=None)  # the fraction was that of the other text
     data = replace(data, corpus=options.data or data.corpus, lower=data.lower and not options.text.cased)
     config = replace(_with_training(options, config), data=data)
     if options.network != NetworkOptions():

@@ -283,14 +283,14 @@ def train(
 def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabulary) -> None:
     """Warns if a run next to this one has another tokenizer for the same text: such runs are meant to be compared."""
     beside = output.absolute().parent
-    for folder in sorted(beside.iterdir()) if beside.is_dir() else ():
+    for folder in _inside(beside):
         run = RunFolder(folder)
-        if folder.name == output.name or not run.config.is_file() or not run.start.is_dir():
-            continue
         try:
+            if folder.name == output.name or not run.config.is_file() or not run.start.is_dir():
+                continue
             other = stored_config(folder).data
             is_other = other.corpus == data.corpus and Vocabulary.load(run.start).fingerprint != vocabulary.fingerprint
-        except (OSError, TypeError, ValueError):  # it is damaged, which is no concern of this run
+        except (OSError, TypeError, ValueError):  # it is damaged or not ours, which is no concern of this run
             continue
         if is_other:
             start = output.parent / folder.name / run.start.name
@@ -299,6 +299,14 @@ def _warn_of_other_tokenizers(output: Path, data: DataConfig, vocabulary: Vocabu
                 f"per byte, not by nats per token, or share it (--vocabulary {start})"
             )
             return
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What a folder contains; nothing if it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _warn_of_sentences_read_before(config: RunConfig, sequences: Encoded) -> None:
