@@ -21,7 +21,7 @@ from diffusionbert.cli.compare import Compare
 from diffusionbert.evaluation.compare import compare, independent_difference
 from diffusionbert.evaluation.judges import Judged, Judgment, Mauve
 from diffusionbert.evaluation.metrics import PerSample
-from diffusionbert.evaluation.result import EvaluationResult, Speed, TextMetrics, Weights
+from diffusionbert.evaluation.result import AnswerMetrics, EvaluationResult, Speed, TextMetrics, Weights
 from diffusionbert.evaluation.tables import (
     Cell,
     Column,
@@ -33,7 +33,7 @@ from diffusionbert.evaluation.tables import (
     to_markdown,
     to_terminal,
 )
-from diffusionbert.likelihood.scores import Estimate, Length, Protocol, Scores, Unit, paired_bootstrap
+from diffusionbert.likelihood.scores import Estimate, Length, PointEstimate, Protocol, Scores, Unit, paired_bootstrap
 from diffusionbert.networks.loading import Pretrained
 from diffusionbert.objectives.base import Estimator, Likelihood, LikelihoodDefinition, TimeGrid
 from diffusionbert.storage.schema import Component
@@ -440,6 +440,49 @@ def test_seeds_are_merged_and_their_spread_widens_the_interval(systems, deviatio
     assert is_significant is (deviation == 0)
     assert (apart.ci95[0] > 0) is is_significant
     assert any(cell.best for cell in column(table, GRID_BOUND).values()) is is_significant
+
+
+def of_answers(exact: float, candidates: int = 1, judge: str = "judge_a") -> dict:
+    """Figures of generated text."""
+    found = PointEstimate(exact, (exact - 0.1, exact + 0.1))
+    judged = Judged(100 * exact, (100 * exact - 5, 100 * exact + 5), 3.0, 500, 0, 0)
+    return {
+        "answers": AnswerMetrics(40, candidates, False, found, found, 0.0),
+        "judge": Judgment(judge, "each text alone", judged, judged),
+        "speed": Speed(exact, 100.0, 100 * exact, "cpu", 32),
+    }
+
+
+def with_figures(result: EvaluationResult, **figures) -> EvaluationResult:
+    return replace(result, generation=replace(result.generation, **figures))
+
+
+def test_all_figures_of_merged_seeds_are_means_and_intervals_include_the_spread(systems):
+    runs = [with_figures(trained(systems, f"run{seed}", seed, NATS), **of_answers(0.2 + 0.4 * seed)) for seed in (0, 1)]
+    table = compare(runs, merge_seeds=True)
+    merged = "run0 (2 seeds)"
+    for key, value in (("exact_match", 0.4), ("judge.judge_a", 40.0), ("calls_per_sample", 40.0)):
+        assert column(table, key)[merged].value == pytest.approx(value)
+    low, high = column(table, "exact_match")[merged].interval
+    assert low < 0.2 < 0.6 < high  # two runs: the spread is wide
+    assert compare([runs[0]]).names[0] == "run0"
+
+
+@pytest.mark.parametrize(
+    ("figures", "protocol"),
+    [
+        (of_answers(0.2, candidates=3), {}),
+        (of_answers(0.2, judge="judge_b"), {}),
+        ({}, {"length": Length.MODELED}),
+        ({}, {"source_given": True}),
+    ],
+)
+def test_runs_measured_otherwise_are_not_merged(systems, figures, protocol):
+    usual, other = (with_figures(trained(systems, f"run{seed}", seed, NATS), **of_answers(0.2)) for seed in (0, 1))
+    summary = other.likelihoods["grid"]
+    summary = replace(summary, protocol=replace(summary.protocol, **protocol))
+    table = compare([usual, replace(with_figures(other, **figures), likelihoods={"grid": summary})], merge_seeds=True)
+    assert any("no runs were merged" in warning for warning in table.warnings)
 
 
 def test_runs_on_other_texts_or_with_other_tokens_are_not_merged(systems):

@@ -10,10 +10,11 @@ then include the spread over seeds. This module depends on evaluation results, n
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +24,16 @@ import numpy as np
 import torch
 
 from diffusionbert.diffusion.schedules import NoiseSchedule
+from diffusionbert.evaluation.judges import Judged
 from diffusionbert.evaluation.metrics import PerSample
-from diffusionbert.evaluation.result import EvaluationResult, TextMetrics, Weights, locate, mean_with_interval
+from diffusionbert.evaluation.result import (
+    EvaluationResult,
+    Generation,
+    TextMetrics,
+    Weights,
+    locate,
+    mean_with_interval,
+)
 from diffusionbert.evaluation.tables import (
     BEST,
     Cell,
@@ -262,10 +271,25 @@ def _merged(systems: list[_System]) -> list[_System]:
             result.data.corpus_sha256,
             [(name, one.example.tolist(), one.tokens.tolist()) for name, one in system.scores.items()],
         )
-        key = number if result.model.seed is None else repr((same, sampling, result.seed, text))
+        key = number if result.model.seed is None else repr((same, sampling, result.seed, text, _measured(result)))
         groups.setdefault(key, []).append(system)
     apart = [one for group in groups.values() for one in _of_equal_settings(group)]
     return [group[0] if len(group) == 1 else _as_one(group) for group in apart]
+
+
+def _measured(result: EvaluationResult) -> object:
+    """What was measured, and how: what must agree for two training runs to be averaged."""
+    protocols = {name: one.protocol for name, one in result.likelihoods.items()}
+    found, answers = result.generation, result.generation and result.generation.answers
+    return (
+        {
+            name: (one.definition, one.length, one.source_given, one.special_tokens, one.packed)
+            for name, one in protocols.items()
+        },
+        answers and (answers.number, answers.num_candidates, answers.length_given),
+        found and found.judge and found.judge.name,
+        found and found.mauve and found.mauve.features,
+    )
 
 
 def _of_equal_settings(group: list[_System]) -> list[list[_System]]:
@@ -318,30 +342,31 @@ def _as_one(group: list[_System]) -> _System:
     model = replace(first.result.model, seed=None, tokens_seen=None if seen is None else round(seen), epochs=epochs)
     result = replace(first.result, model=model, bleu4=bleu, self_bleu4=self_bleu)
     if result.generation is not None:
-        texts = [system.result.generation.samples for system in group if system.result.generation is not None]
-        own = _mean_metrics(texts)
-        own = replace(own, bleu4=mean_with_interval(bleu), self_bleu4=mean_with_interval(self_bleu))
-        result = replace(result, generation=replace(result.generation, samples=own))
+        generation: Generation = _mean([system.result.generation for system in group])
+        own = replace(generation.samples, bleu4=mean_with_interval(bleu), self_bleu4=mean_with_interval(self_bleu))
+        result = replace(result, generation=replace(generation, samples=own))
     folders = tuple(folder for system in group for folder in system.folders)
     provenance = tuple(one for system in group for one in system.provenance)
     name = f"{first.name} ({number} seeds)"
     return _System(name, result, scores, folders, tuple(group), provenance)
 
 
-def _mean_metrics(texts: list[TextMetrics]) -> TextMetrics:
-    """The mean of all figures that are plain numbers."""
-
-    def mean(values: list[Any]) -> Any:
-        if isinstance(values[0], tuple):
-            return tuple(mean(list(each)) for each in zip(*values, strict=True))
-        return sum(values) / len(values) if all(isinstance(value, float) for value in values) else values[0]
-
-    return replace(texts[0], **{name: mean([getattr(one, name) for one in texts]) for name in _PLAIN_METRICS})
-
-
-_PLAIN_METRICS = (
-    *("distinct", "repeated_4grams", "longest_run", "entropy_pooled", "entropy_per_text", "words_per_text"),
-)
+def _mean(values: list[Any]) -> Any:
+    """The mean over training runs of all figures that are not counts; intervals include the spread over runs."""
+    first = values[0]
+    if isinstance(first, PointEstimate):
+        low, high = _mean([one.ci95 for one in values])
+        numbers = np.array([one.value for one in values])
+        found = with_seeds(Difference(float(numbers.mean()), low, high, math.nan), numbers)
+        return PointEstimate(found.value, (found.low, found.high))
+    if isinstance(first, Judged):
+        found = _mean([PointEstimate(one.perplexity, one.ci95) for one in values])
+        return replace(first, perplexity=found.value, ci95=found.ci95, entropy=_mean([one.entropy for one in values]))
+    if isinstance(first, tuple):
+        return tuple(_mean(list(each)) for each in zip(*values, strict=True))
+    if is_dataclass(first) and not isinstance(first, type):
+        return replace(first, **{one.name: _mean([getattr(own, one.name) for own in values]) for one in fields(first)})
+    return sum(values) / len(values) if all(isinstance(value, float) for value in values) else first
 
 
 def _first_scores(systems: Sequence[_System]) -> list[Scores]:
