@@ -605,6 +605,9 @@ for call in sys.argv[2:]:
 two, three, four, five = map(numpy.int64, (2, 3, 4, 5))
 few = model.generate(num_return_sequences=two, length=five, seed=three, steps=four)
 assert few == model.generate(num_return_sequences=2, length=5, seed=3, steps=4)
+for seed in (numpy.uint8(3), numpy.int32(3)):
+    assert few == model.generate(num_return_sequences=2, length=5, seed=seed, steps=4)
+    assert model.score("the king .", seed=seed).nats == model.score("the king .", seed=3).nats
 scores = model.score(text for text in ["the king .", "nobody ."])
 assert [score.text for score in scores] == ["the king .", "nobody ."]
 """
@@ -628,6 +631,14 @@ def test_a_model_in_int8_scores_about_the_same_and_keeps_its_parameters(model):
     assert nats(made) != nats(model)
     own = model.backbone.state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in made.backbone.state_dict().items())
+
+
+def test_int8_computes_in_integers_after_half_precision_too(model):
+    made = load(str(model.engine.folder), device="cpu", dtype=torch.float16)
+    before = nats(made)
+    made.to(dtype=torch.int8)
+    assert made.engine.network.backbone.dtype is torch.float32
+    assert nats(made) != before
 
 
 def test_a_model_can_leave_int8_and_a_refused_type_changes_nothing(model):

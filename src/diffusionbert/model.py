@@ -233,7 +233,7 @@ class Model:
                 source,
                 words_of(include),
                 words_of(forbid),
-                seed=fresh_seed() if seed is None else seed,
+                seed=_chosen(seed),
                 max_new_tokens=max_new_tokens,
                 capitalize=capitalize,
             )
@@ -287,7 +287,7 @@ class Model:
             source,
             include=words_of(include),
             forbid=words_of(forbid),
-            seed=fresh_seed() if seed is None else seed,
+            seed=_chosen(seed),
             max_new_tokens=max_new_tokens,
             capitalize=capitalize,
         )
@@ -339,7 +339,7 @@ class Model:
                 rewrite=one,
                 strength=strength,
                 forbid=words_of(forbid),
-                seed=fresh_seed() if seed is None else seed,
+                seed=_chosen(seed),
                 capitalize=capitalize,
             )
             for one in _texts("text", text)
@@ -406,7 +406,7 @@ class Model:
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            seed=seed,
+            seed=_chosen(seed),
             capitalize=capitalize,
         )
         if num_alternatives is None:
@@ -486,7 +486,7 @@ class Model:
             ('exact', 7, True)
         """
         settings = score.ScoreSettings(
-            SentenceBudget(precision, max_draws, seed),
+            SentenceBudget(precision, max_draws, _chosen(seed)),
             steps,
             None if order is None else order_named(order),
             paired,
@@ -745,6 +745,14 @@ def evaluate(
         folder = Path(output)
         current().on_main(lambda: result.save(folder))
     return result
+
+
+def _chosen(seed: int | None) -> int:
+    """The given seed, or a random one."""
+    if seed is None:
+        return fresh_seed()
+    require_type("seed", seed, Integral, "a whole number")
+    return int(seed)
 
 
 def fresh_seed() -> int:

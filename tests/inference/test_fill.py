@@ -251,3 +251,19 @@ def test_a_blank_of_one_token_costs_its_length_beside_what_a_mask_costs(model):
     [same] = [one for one in longer if one.text == mask.text]
     assert 0 < same.nats - mask.nats < 10
     assert sum(math.exp(-one.nats) for one in longer) <= 1
+
+
+def test_probabilities_are_those_at_the_time_at_which_blanks_are_filled():
+    """t is the fraction of masked tokens, which a time-conditioned network depends on."""
+    model, text = model_of("layers", steps=40), "the old king saw the city of [MASK] today ."
+    [best, *_] = model.probabilities(text)[0]
+    [filled, *_] = model.fill(text, num_alternatives=1)
+    assert (filled.fillings[0], math.exp(-filled.nats)) == (
+        best.token,
+        pytest.approx(best.probability, rel=1e-3),
+    )  # tokens that are never sampled have a part
+
+
+def test_a_wrong_number_of_probabilities_is_refused():
+    with pytest.raises(ValueError, match="`top_k` must be >= 1, got -1"):
+        trained().probabilities("a [MASK] .", -1)

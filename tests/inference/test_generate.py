@@ -24,11 +24,12 @@ from diffusionbert.data.canvas import batch_of
 from diffusionbert.inference import engine as engine_module
 from diffusionbert.inference import generate as generate_module
 from diffusionbert.inference import tasks
-from diffusionbert.inference.generate import generate, stream
+from diffusionbert.inference.generate import generate, generate_one, stream
 from diffusionbert.inference.infill import fill
 from diffusionbert.inference.tasks import Task
 from diffusionbert.model import Model, load
 from diffusionbert.samplers import SamplingRequest
+from diffusionbert.samplers.base import sample
 
 SENTENCE = "the old king saw the city of paris today ."
 SPECIAL = re.compile(r"\[(MASK|UNK|PAD|CLS|SEP)\]|<(mask|unk|pad|s|/s)>")
@@ -257,6 +258,25 @@ def test_has_word_ignores_words_inside_the_given_text():
     assert tasks.has_word("a a a", "a a", given=3)  # once given, and once more across its end
 
 
+def test_a_stream_starts_over_where_a_text_is_generated_again(model, monkeypatch):
+    task, tries = Task(length=6, forbid=("king",), seed=0), []
+    monkeypatch.setattr(Task, "has_forbidden", lambda self, text: len(tries.append(text) or tries) < 3)
+    states = list(stream(model.engine, task, FEW))
+    assert [state.time for state in states].count(1.0) == 3
+    tries.clear()
+    assert texts(model, task) == [states[-1].text]
+    monkeypatch.setattr(Task, "has_forbidden", lambda self, text: True)
+    for generated in (lambda: texts(model, task), lambda: list(stream(model.engine, task, FEW))):
+        with pytest.raises(ValueError, match="no text without king in 20 attempts; forbid fewer words"):
+            generated()
+
+
+def test_one_of_several_texts_is_generated_alone(model):
+    long = " ".join([SENTENCE] * 6)
+    for task in (Task(3, rewrite=long, seed=1), Task(3, prompt="the king", length=8)):
+        assert generate_one(model.engine, task, FEW, 2) == list(generate(model.engine, task, FEW))[2]
+
+
 def test_rewriting_masks_forbidden_words(model):
     for seed in range(6):
         *_, last = stream(model.engine, Task(rewrite=SENTENCE, strength=0.1, forbid=("paris",), seed=seed), FEW)
@@ -325,6 +345,28 @@ def test_blocks_generate_more_than_the_model_reads(model, sampler):
     assert [each.length for each in generated] == [50, 50]
     assert all(each.text.startswith("the king") and not SPECIAL.search(each.text) for each in generated)
     assert all(each.calls <= 8 * 4 for each in generated)
+
+
+@pytest.mark.parametrize("number", [2, 9, 12, 17, 30])
+def test_a_block_never_continues_the_last_word_of_a_prompt_however_long_it_is(model, number):
+    """The network is sure of a continuation token; the windows of blocks move with the text."""
+    engine, request = model.engine, requested(steps=2, block=4)
+    continuation = engine.vocabulary.continuation.nonzero()[0, 0]
+    plan = generate_module.TaskPlan(engine, Task(prompt="river " * number, length=number + 30), request)
+
+    class Sure(torch.nn.Module):
+        def forward(self, tokens, attention_mask, t, targets):
+            log_f = torch.full((int(targets.sum()), len(engine.statistics.allowed)), -20.0)
+            log_f[:, continuation] = -1e-6
+            return log_f
+
+    constrained = plan._network
+    constrained.network = Sure()
+    run = plan.run(plan.canvas, 0)
+    *_, last = sample(run.sampler, run.context, run.network, run.canvas, 0)
+    generated = last.tokens[0, plan.text.end :]
+    assert int(generated[0]) != int(continuation)
+    assert (generated[1:-1] == continuation).all()  # all others may continue a word
 
 
 def test_top_k_limits_the_tokens(model):

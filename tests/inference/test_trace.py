@@ -10,7 +10,7 @@ from tiny_models import model_of, trained
 
 from diffusionbert.data.text import EditedText
 from diffusionbert.inference.generate import generate
-from diffusionbert.inference.tasks import Task
+from diffusionbert.inference.tasks import Task, has_word
 from diffusionbert.inference.trace import aligned, positions_in, trace, trace_task, traceable_canvas
 from diffusionbert.model import sampling_request
 
@@ -132,6 +132,18 @@ def test_a_suffix_conditions_what_is_generated():
         for suffix in (" a river .", " today .")
     ]
     assert found[0].alternatives != found[1].alternatives
+
+
+def test_a_given_text_may_contain_forbidden_words_and_the_generated_part_may_not():
+    engine = trained().engine
+    task = Task(prompt="the king", suffix=" the river .", max_new_tokens=2, forbid=("river", "king"), seed=0)
+    [found] = generate(engine, task, requested())
+    *_, state = trace_task(engine, task, requested())
+    assert (state.text, state.attempt) == (found.text, 0)
+    given = {"before": len("the king"), "after": len(" the river .")}
+    assert not has_word("the king a the river .", "river", **given)
+    assert has_word("the king a river the river .", "river", **given)
+    assert has_word("the king sat river .", "sat river", before=8, after=6)  # it reaches into what is given
 
 
 def test_a_suffix_needs_a_model_on_masks():

@@ -12,10 +12,10 @@ import time
 import httpx
 import pytest
 from serving import serving
-from tiny_models import model_of, trained
+from tiny_models import model_of, plain_roberta, trained
 
-from diffusionbert.model import Model
-from diffusionbert.serve import scheduler
+from diffusionbert.model import Model, load
+from diffusionbert.serve import answers, scheduler, schema
 from diffusionbert.serve.gate import access
 from diffusionbert.serve.settings import Limits, ServerSettings
 
@@ -131,6 +131,13 @@ def test_scores_have_kind_and_interval(client):
     assert [one["index"] for one in exact] == [0, 1]
     assert {one["kind"] for one in exact} == {"exact"}
     assert exact[1]["difference"]["nats"] == pytest.approx(exact[1]["nats"] - exact[0]["nats"])
+
+
+def test_scored_tokens_of_bytes_have_their_characters_at_the_end_too():
+    engine, text = load(plain_roberta(), device="cpu").engine, "the king saw a river "
+    [found] = answers.score_work(engine, schema.ScoreRequest(text=text, tokens=True), [text])()
+    assert [(one.start, one.end) for one in found.tokens][-1][1] == len(text)
+    assert len(found.tokens) == len(engine.vocabulary.own([text])[0])
 
 
 @pytest.mark.parametrize(

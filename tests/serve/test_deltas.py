@@ -19,7 +19,8 @@ REQUEST = sampling_request(None, 8, 1.0, 30, None, None)
 def forming(engine, prompt: Prompt, ids: list[int], chance: random.Random):
     """The states of a text whose tokens appear in a random order."""
     sequence = traceable(engine, prompt.task, REQUEST)
-    before, mask_id = len(sequence.text.own) - len(ids), engine.vocabulary.mask_id
+    given = [token != engine.vocabulary.mask_id for token in sequence.text.tokens]
+    before, mask_id = given.index(False) - sequence.text.own[0], engine.vocabulary.mask_id
     now = list(sequence.text.tokens)
     order = [*range(len(ids))]
     chance.shuffle(order)
@@ -27,10 +28,13 @@ def forming(engine, prompt: Prompt, ids: list[int], chance: random.Random):
         for index in order[step - 1 : step] if step else []:
             now[sequence.text.own[before + index]] = ids[index]
         traced = tuple(
-            TracedToken(None if now[position] == mask_id else now[position], None, False)
+            TracedToken(None if now[position] == mask_id else now[position], None, given[position])
             for position in sequence.text.own
         )
-        yield TracedState(sequence, step, 0.0, step, torch.tensor(now), traced, step == len(ids))
+        yield TracedState(sequence, step, 0.0, step, torch.tensor(now), traced, False)
+    yield TracedState(
+        sequence, step, 0.0, step, torch.tensor(now), traced, True
+    )  # a sampler may end with an empty step
 
 
 @pytest.mark.parametrize("kind", ["trained", "bundled", "roberta"])
@@ -48,7 +52,12 @@ def test_deltas_only_grow_and_end_as_the_whole_text(kind, stop):
     others.remove(vocabulary.unk_id) if vocabulary.unk_id in others else None
     for number in range(25):
         ids = [chance.choice(marks if chance.random() < 0.4 else others) for _ in range(8)]
-        task = Task(prompt=chance.choice(["", "the king", 'he said "', "the "]), max_new_tokens=8, capitalize=True)
+        task = Task(
+            prompt=chance.choice(["", "the king", 'he said "', "the "]),
+            suffix=chance.choice(["", "", " river .", "ing a thing"]),
+            max_new_tokens=8,
+            capitalize=True,
+        )
         prompt = Prompt(task, 0, stop)
         deltas, given = Deltas(vocabulary, prompt), ""
         for state in forming(engine, prompt, ids, chance):

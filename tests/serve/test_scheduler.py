@@ -202,12 +202,20 @@ def test_an_error_is_that_of_its_own_work(monkeypatch):
         with pytest.raises(ValueError, match="no"):
             bad.future.result(timeout=60)
         assert good.future.result(timeout=60)
-        with monkeypatch.context() as patch:
-            patch.setattr(module.FixedShapes, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("memory")))
-            [failed] = scheduler.submit([text(scheduler, 0)])
-            with pytest.raises(RuntimeError, match="memory"):
-                failed.future.result(timeout=60)
-        assert results(scheduler.submit([text(scheduler, 0)]))
+        for method in ("rows_for", "run"):
+            with monkeypatch.context() as patch:
+                patch.setattr(module.FixedShapes, method, lambda *_: (_ for _ in ()).throw(RuntimeError("memory")))
+                [failed] = scheduler.submit([text(scheduler, 0)])
+                with pytest.raises(RuntimeError, match="memory"):
+                    failed.future.result(timeout=60)
+            assert results(scheduler.submit([text(scheduler, 0)]))
+
+
+def test_work_is_done_even_if_the_sizes_of_passes_cannot_be_tried_out(monkeypatch, caplog):
+    monkeypatch.setattr(module.FixedShapes, "warm_up", lambda *_: (_ for _ in ()).throw(RuntimeError("memory")))
+    with caplog.at_level("WARNING", "diffusionbert"), scheduling() as scheduler:
+        assert results(scheduler.submit([text(scheduler, 0)])) == [text_alone(trained(), 0)]
+    assert "the sizes of passes could not be tried out: memory" in caplog.messages
 
 
 def test_large_calls_are_answered_one_at_a_time(monkeypatch):

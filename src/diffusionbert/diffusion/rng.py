@@ -110,7 +110,8 @@ class Noise:
         example = example.long()[:, None]
         steps = torch.as_tensor(self.step, device=example.device).reshape(-1, 1)
         counter = example & _MASK32, steps & _MASK32, ((example >> 32) << 8) | int(purpose)
-        key = self.seed & _MASK32, (self.seed >> 32) & _MASK32
+        seed = int(self.seed)  # those of numpy would overflow
+        key = seed & _MASK32, (seed >> 32) & _MASK32
         if example.is_cuda and (kernel := _kernel()) is not None:
             index = torch.arange(count, device=example.device)
             bits = kernel(index, *counter, key0=key[0], key1=key[1])

@@ -113,7 +113,7 @@ class Engine:
         if self._compile and device.type != "cuda":
             raise ValueError(f"`compile` is for GPUs, and the device is {str(device)!r}; leave it out")
         self._dtype = chosen
-        self._module.to(device=device, dtype=None if dtype is torch.int8 else dtype)
+        self._module.to(device=device, dtype=torch.float32 if dtype is torch.int8 else dtype)
         if dtype is torch.int8:
             use_int8(self.network.backbone)
         elif dtype is not None:

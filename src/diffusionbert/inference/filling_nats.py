@@ -35,6 +35,7 @@ from diffusionbert.diffusion.shapes import (
     PerSequence,
     PositionMask,
     TargetLogProbs,
+    Times,
     Tokens,
     TokenSet,
     batch_sizes,
@@ -105,6 +106,14 @@ def filling_nats(
     return BatchedNetwork(unwrapped(network)[0], mask_id, special, budget.tokens_per_call).nats(x0, seed, budget)
 
 
+def masked_fraction(tokens: Tokens, attention_mask: PositionMask, mask_id: int, special: TokenSet | None) -> Times:
+    """The time of given sequences: the fraction of their tokens, without special ones, that are masked."""
+    masked = (tokens == mask_id) & attention_mask
+    counted = attention_mask if special is None else attention_mask & (masked | ~special.to(tokens.device)[tokens])
+    t: Times = masked.sum(dim=1).double() / counted.sum(dim=1).clamp(min=1)
+    return t
+
+
 @dataclass(frozen=True, eq=False)
 class BatchedNetwork:
     """A network that batches sequences of all lengths, and sets the time to the fraction of masked positions."""
@@ -122,9 +131,7 @@ class BatchedNetwork:
         for rows in torch.split(order, batch_sizes(lengths.tolist(), self.tokens_per_call)):
             length = int(attention_mask[rows].sum(dim=1).max())
             part, seen = tokens[rows, :length], attention_mask[rows, :length]
-            masked = (part == self.mask_id) & seen
-            counted = seen if self.special is None else seen & (masked | ~self.special.to(part.device)[part])
-            t = masked.sum(dim=1).double() / counted.sum(dim=1).clamp(min=1)
+            t = masked_fraction(part, seen, self.mask_id, self.special)
             yield rows, self.network(part, seen, t, targets[rows, :length])
 
     def nats(self, x0: Batch, seed: int, budget: SearchBudget) -> PerSequence:

@@ -23,11 +23,12 @@ from diffusionbert.data.text import MASK, EditedText, require_no_blanks
 from diffusionbert.diffusion.shapes import Batch
 from diffusionbert.inference.constraints import Constrained, place_words, unwrapped
 from diffusionbert.inference.engine import Engine
-from diffusionbert.inference.tasks import GeneratedText, StreamState, Task, has_word
+from diffusionbert.inference.tasks import GeneratedText, StreamState, Task
 from diffusionbert.networks.base import Network
 from diffusionbert.parallel import current
 from diffusionbert.reporting import logger, report
 from diffusionbert.samplers.base import Query, Sampler, State, concatenate_queries, sample, split_answer
+from diffusionbert.samplers.blocks import room_before
 from diffusionbert.samplers.config import SamplingRequest
 
 FALLBACK_LENGTH = 24
@@ -47,6 +48,12 @@ def generate(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[G
         yield from texts
 
 
+def generate_one(engine: Engine, task: Task, request: SamplingRequest, number: int) -> GeneratedText:
+    """The number-th text of a task alone: the same that `generate` yields."""
+    [[found]] = _generate([_Part(TaskPlan(engine, task, request), [torch.tensor([number])])])
+    return found
+
+
 def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRequest) -> list[list[GeneratedText]]:
     """The texts of several tasks, generated with shared forward passes: the same texts that `generate` yields."""
     plans = [TaskPlan(engine, task, request) for task in tasks]
@@ -61,13 +68,20 @@ def generate_together(engine: Engine, tasks: Sequence[Task], request: SamplingRe
 
 
 def stream(engine: Engine, task: Task, request: SamplingRequest) -> Iterator[StreamState]:
-    """Yields every state of a task's first text, from noise to text."""
+    """Yields every state of a task's first text, from noise to text; starts over if it has a forbidden word."""
     plan = TaskPlan(engine, replace(task, number=1), request)
     if len(plan.windows) > 1:
         engine.require_positions(len(plan.text.tokens), f"{plan.text.text[:40]!r} has", "shorten it")
-    run = plan.run(plan.canvas.to(engine.device), task.seed)
-    for state in sample(run.sampler, run.context, run.network, run.canvas, task.seed):
-        yield plan.stream_state(state)
+    canvas = plan.canvas.to(engine.device)
+    for attempt in range(ATTEMPTS):
+        seed = attempt_seed(task.seed, attempt)
+        run = plan.run(canvas, seed)
+        for state in sample(run.sampler, run.context, run.network, run.canvas, seed):
+            shown = plan.stream_state(state)
+            yield shown
+        if not task.has_forbidden(shown.text):
+            return
+    raise task.not_found(ATTEMPTS)
 
 
 def require_supported(engine: Engine, task: Task, request: SamplingRequest) -> None:
@@ -250,9 +264,12 @@ class TaskPlan:
         if self.canvas.tokens.shape[1] <= self.engine.max_positions:
             starts = torch.arange(self.canvas.tokens.shape[1]) == self.text.end
             return constrained_network(self.engine, self.task, word_starts=starts)
-        # In the windows of a long text, the end of the prompt has no fixed position.
-        prompt = [self.text.tokens[position] for position in self.text.own]
-        return constrained_network(self.engine, self.task, included=[prompt])
+        # In the windows of a long text, the end of the prompt has no fixed position. The first block sees all that
+        # comes before it, or as much of its end as a window has.
+        before = self.text.tokens[: self.text.end]
+        seen = max(1, room_before(self.request.block or 0, self.engine.max_positions))
+        end_of_prompt = before if len(before) <= 1 + seen else before[-seen:]
+        return constrained_network(self.engine, self.task, included=[end_of_prompt])
 
     def parts(self) -> Iterator[_Part]:
         """The sequences of the task in batches, grouped by their number of masked positions."""
@@ -378,11 +395,10 @@ def _generate(parts: Sequence[_Part]) -> list[list[GeneratedText]]:
             task, kept = plan.task, plan.text.unknown if plan.task.rewrite is not None else ()
             for number, tokens, calls in zip(numbers.tolist(), all_tokens.tolist(), all_calls.tolist(), strict=True):
                 text, length = plan.rendered(number, tokens)
-                if not any(has_word(text, word, given=len(task.prompt)) for word in task.forbid):
+                if not task.has_forbidden(text):
                     steps = plan.request.config.steps
                     found[index][number] = GeneratedText(text, length, steps, int(calls), task.seed, kept)
-    words = ", ".join(parts[0].plan.task.forbid)
-    raise RuntimeError(f"no text without {words[:40]} in {ATTEMPTS} attempts; forbid fewer words")
+    raise parts[0].plan.task.not_found(ATTEMPTS)
 
 
 def _sampled(plans: Sequence[tuple[TaskPlan, int]], canvases: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:

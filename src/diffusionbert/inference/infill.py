@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from typing import Any, final
 
 import torch
@@ -20,6 +21,7 @@ from diffusionbert.diffusion.tokens import LogitsWarper
 from diffusionbert.inference.constraints import Constrained
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.filling import Gap, fill_gaps
+from diffusionbert.inference.filling_nats import masked_fraction
 from diffusionbert.inference.generate import constrained_network
 from diffusionbert.inference.tasks import Filling, Task, TokenProbability, words_of
 from diffusionbert.reporting import logger, require_type
@@ -115,7 +117,9 @@ def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[
     Returns:
         The tokens for each blank, restricted to those that fit there: no continuation token where a word begins.
     """
-    require_type("top_k", top_k, int, "a whole number")
+    require_type("top_k", top_k, Integral, "a whole number")
+    if top_k < 1:
+        raise ValueError(f"`top_k` must be >= 1, got {top_k}")
     given = _blanks(engine, text)
     masked = [[engine.vocabulary.mask_id]] * len(given.marks)
     found = []
@@ -123,7 +127,8 @@ def token_probabilities(engine: Engine, text: str, top_k: int = 5) -> list[list[
         shown = given.canvas(1, group, masked, max_positions=engine.max_positions)
         canvas = shown.batch.to(engine.device)
         with torch.no_grad():
-            t = canvas.fraction_of(canvas.editable)
+            vocabulary = engine.vocabulary
+            t = masked_fraction(canvas.tokens, canvas.attention_mask, vocabulary.mask_id, vocabulary.special)
             network: Any = engine.network
             log_f = network(canvas.tokens, canvas.attention_mask, t, canvas.editable)
         log_p = LogitsWarper(forbidden=engine.statistics.never_sampled)(log_f)

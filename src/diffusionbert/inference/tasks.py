@@ -25,10 +25,12 @@ def words_of(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def has_word(text: str, word: str, given: int = 0) -> bool:
-    """Whether a whole word occurs in a text, ignoring case and matches within its first `given` characters."""
+def has_word(text: str, word: str, before: int = 0, after: int = 0) -> bool:
+    """Whether a whole word occurs in a text, ignoring case and matches within the `before` first or `after` last
+    characters.
+    """
     found = re.finditer(rf"(?<!\w)(?={re.escape(word)}(?!\w))", text, re.IGNORECASE)  # overlapping matches, too
-    return any(match.start() + len(word) > given for match in found)
+    return any(match.start() + len(word) > before and match.start() < len(text) - after for match in found)
 
 
 MAX_TEXTS = 100_000
@@ -49,7 +51,7 @@ class Task:
     include: tuple[str, ...] = ()
     """Words that must occur, at any position."""
     forbid: tuple[str, ...] = ()
-    """Words that must not be generated; a prompt and a source may contain them, and `rewrite` replaces them."""
+    """Words that must not be generated; given texts may contain them, and `rewrite` replaces them."""
     rewrite: str | None = None
     """A sentence to rewrite: a fraction of its tokens is masked and generated again."""
     strength: float = 0.4
@@ -66,6 +68,15 @@ class Task:
     def continues(self) -> bool:
         """Whether a given text is continued."""
         return bool(self.prompt or self.suffix)
+
+    def has_forbidden(self, text: str) -> bool:
+        """Whether the generated part of a text has a forbidden word."""
+        return any(has_word(text, word, len(self.prompt), len(self.suffix)) for word in self.forbid)
+
+    def not_found(self, attempts: int) -> ValueError:
+        """The error after so many texts with forbidden words."""
+        words = ", ".join(self.forbid)
+        return ValueError(f"no text without {words[:40]} in {attempts} attempts; forbid fewer words")
 
     def __post_init__(self) -> None:
         self._require_kinds()

@@ -22,7 +22,7 @@ from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.diffusion.rng import Noise, Purpose
 from diffusionbert.inference.engine import Engine
 from diffusionbert.inference.generate import ATTEMPTS, SequenceRun, TaskPlan, attempt_seed, constrained_network
-from diffusionbert.inference.tasks import Task, TokenProbability, has_word
+from diffusionbert.inference.tasks import Task, TokenProbability
 from diffusionbert.samplers.base import sample
 from diffusionbert.samplers.config import SamplingRequest
 
@@ -106,8 +106,7 @@ class TracedState:
     @property
     def is_final(self) -> bool:
         """Whether this is the last state and its text has no forbidden word; otherwise the text is generated again."""
-        task = self.sequence.task
-        return self.done and not any(has_word(self.text, word, given=len(task.prompt)) for word in task.forbid)
+        return self.done and not self.sequence.task.has_forbidden(self.text)
 
 
 def traceable(engine: Engine, task: Task, request: SamplingRequest, number: int = 0, attempt: int = 0) -> Traceable:
@@ -263,8 +262,7 @@ def trace_task(
             yield replace(state, attempt=attempt)
         if state.is_final:
             return
-    words = ", ".join(task.forbid)
-    raise RuntimeError(f"no text without {words[:40]} in {ATTEMPTS} attempts; forbid fewer words")
+    raise task.not_found(ATTEMPTS)
 
 
 class _Recorder:

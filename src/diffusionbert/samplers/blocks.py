@@ -11,7 +11,7 @@ and one quarter after it, where there are mostly masks; near either end of the s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -131,6 +131,14 @@ def _before(block: Tensor) -> Tensor:
     return torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], dim=1)
 
 
+Width = TypeVar("Width", int, Tensor)
+
+
+def room_before(block: Width, window: int) -> Width:
+    """How many positions right before a block of this width a window has, if the sequence is long enough."""
+    return 3 * (window - 2 - block) // 4
+
+
 def _window(x: Batch, max_length: int | None) -> Tensor:
     """The positions of each sequence that the network sees, from left to right; all if the sequence fits."""
     width, length = x.tokens.shape[1], x.attention_mask.sum(dim=1)
@@ -139,7 +147,7 @@ def _window(x: Batch, max_length: int | None) -> Tensor:
     position = torch.arange(width, device=length.device).expand_as(x.tokens)
     first = torch.where(x.editable, position, width).amin(dim=1)
     last = torch.where(x.editable, position, 0).amax(dim=1)
-    start = first - 3 * (room - (last - first + 1)) // 4
+    start = first - room_before(last - first + 1, window)
     start = start.clamp(min=1).minimum(length - 1 - room)
     column = position[:, :window]
     run = torch.where(column == 0, 0, start[:, None] + column - 1)

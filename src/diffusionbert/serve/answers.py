@@ -146,6 +146,7 @@ class Deltas:
     def __init__(self, vocabulary: Vocabulary, prompt: Prompt) -> None:
         self._vocabulary, self._prompt = vocabulary, prompt
         self._before: EditedText | None = None
+        self._num_after = 0  # the tokens of the suffix
         self._num_final = -1
         self._hold = max(map(len, prompt.stop), default=1) - 1
         self.text = ""
@@ -174,11 +175,14 @@ class Deltas:
 
     def _stable(self, state: TracedState) -> str | None:
         """The characters of the final tokens that no later token can change; None if no token is new."""
+        task = self._prompt.task
         if self._before is None:
-            self._before = EditedText.of(self._vocabulary, self._prompt.task.prompt)
-        own = [one.id for one in state.traced[len(self._before.own) :]]
+            self._before = EditedText.of(self._vocabulary, task.prompt)
+            around = EditedText.around(self._vocabulary, task.prompt, task.suffix) if task.suffix else self._before
+            self._num_after = len(around.own) - len(self._before.own)
+        own = [one.id for one in state.traced[len(self._before.own) : len(state.traced) - self._num_after]]
         number = next((index for index, token in enumerate(own) if token is None), len(own))
-        if number == self._num_final or self._prompt.task.prompt.rstrip().endswith('"'):
+        if number == self._num_final or task.prompt.rstrip().endswith('"'):
             return None
         self._num_final = number
         texts = [self._rendered([token for token in own[:size] if token is not None])
@@ -332,7 +336,7 @@ def rewrite_work(
         else:  # rewritten in windows, which have no step map of the whole text
             if request.diffusing:
                 engine.require_positions(len(edited.tokens), "with `diffusing`, the text has", "shorten it")
-            return [one.text for one in generate.generate(engine, task, sampling)][number], list(edited.unknown), None
+            return generate.generate_one(engine, task, sampling, number).text, list(edited.unknown), None
         state = _last(states, emit, lambda state: False)
         return state.text, list(edited.unknown), state
 
@@ -425,8 +429,8 @@ def _score_of(engine: Engine, found: Any) -> schema.TextScore:
     plain = found.to_json()
     tokens = None
     if found.tokens is not None:
-        edited = EditedText.of(engine.vocabulary, found.text)
-        spans = [span for span in edited.spans if span is not None]
+        _, places = engine.vocabulary.encode_spans(found.text)
+        spans = [span for span in places if span is not None]
         tokens = [
             {"text": text, "nats": nats if math.isfinite(nats) else None, "start": start, "end": end}
             for (text, nats), (start, end) in zip(found.tokens, spans, strict=True)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from diffusionbert.diffusion.shapes import PositionMask, TargetLogProbs, Times, Tokens, Vectors
 from diffusionbert.inference.engine import Engine
 from diffusionbert.networks.masked import Denoiser
+from diffusionbert.reporting import logger, reason_of
 from diffusionbert.serve.metrics import Metrics
 from diffusionbert.serve.settings import Limits
 from diffusionbert.serve.shapes import FixedShapes, Row
@@ -236,7 +237,10 @@ class Scheduler:
     def _run(self) -> None:
         torch.set_grad_enabled(False)
         if self._first is not None:
-            self._first.warm_up(WARM)
+            try:
+                self._first.warm_up(WARM)
+            except Exception as error:  # passes are then tried out as they are needed
+                logger.warning("the sizes of passes could not be tried out: %s", reason_of(error))
         self.is_warm = True
         while True:
             with self._changed:
@@ -284,12 +288,12 @@ class Scheduler:
         """One forward pass, after which those whose calls are answered go on."""
         rows, length = self._next_rows()
         if rows:
-            shapes = rows[0][2].shapes
-            num_rows = shapes.rows_for(length, len(rows))
-            for unserved, index, row in reversed(rows[num_rows:]):
-                unserved.waiting.appendleft((index, row))
-            rows = rows[:num_rows]
+            shapes, num_rows = rows[0][2].shapes, len(rows)
             try:
+                num_rows = shapes.rows_for(length, num_rows)
+                for unserved, index, row in reversed(rows[num_rows:]):
+                    unserved.waiting.appendleft((index, row))
+                rows = rows[:num_rows]
                 answers = shapes.run([row for _, _, row in rows], length, num_rows)
             except Exception as error:  # such as a lack of memory: those who asked learn of it, others go on
                 for asking, _, _ in rows:
