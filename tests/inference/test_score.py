@@ -281,6 +281,9 @@ def test_a_total_has_an_interval_of_its_own(model):
     twice = total_score(scores[-2:])  # the same draws: errors do not cancel
     assert twice.ci95[1] - twice.nats == pytest.approx(2 * (scores[-1].ci95[1] - scores[-1].nats))
     assert json.loads(json.dumps(total.to_json()))["kind"] == "bound"
+    compared = model.score([*toy_sentences(3, seed=3)], paired=True)  # shared draws: errors may not cancel either
+    together = total_score(compared)
+    assert together.ci95[1] - together.nats >= 0.999 * sum(one.ci95[1] - one.nats for one in compared)
     with pytest.raises(ValueError, match="one quantity"):
         total_score([*scores, *model.score([SENTENCE], order="entropy")])
 

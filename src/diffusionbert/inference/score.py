@@ -190,8 +190,13 @@ class ScoreSums:
         key, variance = (score.nats, score.num_tokens, score.standard_error), score.standard_error**2
         self._repeats[key] += 1
         now, before = self._repeats[key], self._repeats[key] - 1
+        # So do texts that were compared share them: at worst, their standard errors add up.
+        self.numbers["is_shared"] = self.numbers.get("is_shared", False) or score.difference is not None
+        if math.isfinite(score.degrees_of_freedom):
+            self.numbers["degrees"] = min(self.numbers.get("degrees", math.inf), score.degrees_of_freedom)
         self._increase(
             num_texts=1,
+            standard_error=score.standard_error,
             num_imprecise=int(not score.precision_reached),
             nats=score.nats,
             variance=(now**2 - before**2) * variance,
@@ -213,10 +218,12 @@ class ScoreSums:
         counts = {
             name: int(self.numbers.get(name, 0)) for name in (*_SIZES, "num_texts", "num_skipped", "num_imprecise")
         }
-        degrees = variance**2 / fourth if fourth else math.inf
+        error, degrees = math.sqrt(variance), variance**2 / fourth if fourth else math.inf
+        if self.numbers.get("is_shared"):
+            error, degrees = self.numbers["standard_error"], self.numbers.get("degrees", math.inf)
         return TotalScore(
             nats,
-            Uncertainty(math.sqrt(variance), degrees).interval(nats, 0.0),
+            Uncertainty(error, degrees).interval(nats, 0.0),
             *_rates(nats, counts["num_tokens"], counts["num_words"], counts["num_bytes"]),
             Likelihood(kind),
             quantity,
