@@ -473,7 +473,8 @@ class Model:
                 "skip" returns None for them, "error" raises ValueError.
             tokens: Whether to return the nats of each token, too; they add up to the score.
             source: The source, for models trained on pairs: one for all texts, or one for each.
-            max_draws: The most sequences to evaluate for a text, or for a window of a long one.
+            max_draws: The most sequences to evaluate for a text, or for a window of a long one; one round is always
+                evaluated.
             seed: The seed of the draws.
 
         Returns:

@@ -39,7 +39,7 @@ class Score:
     precision: float = 0.25
     """Draw for each text until the 95 % interval of its perplexity per token is this narrow, as a fraction of it."""
     max_draws: int = 4096
-    """The most sequences to evaluate for a text, or for a window of a long one.
+    """The most sequences to evaluate for a text, or for a window of a long one; one round is always evaluated.
     A text that needs more is marked with an asterisk."""
     steps: OptionalText = None
     """The bound: a number T for the T-step bound, or continuous. Default: continuous if the model has it."""

@@ -380,7 +380,9 @@ class ScoreRequest(Named):
     precision: float = Field(
         default=0.25, gt=0, le=10, description="The precision of the perplexity per token, relative to it."
     )
-    max_draws: Count = Field(default=4096, description="The most sequences to evaluate for a text.")
+    max_draws: Count = Field(
+        default=4096, description="The most sequences to evaluate for a text; one round is always done."
+    )
     paired: bool = Field(default=False, description="Compare each text with the first, using shared noise.")
     tokens: bool = Field(default=False, description="Return the nats of each token.")
     seed: Seed = 0
