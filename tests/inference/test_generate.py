@@ -255,7 +255,7 @@ def test_has_word_ignores_words_inside_the_given_text():
     assert not tasks.has_word("the king saw", "kin")
     assert tasks.has_word("the king saw", "king saw", given)
     assert tasks.has_word("the king saw the king .", "the king", given)
-    assert tasks.has_word("a a a", "a a", given=3)  # once given, and once more across its end
+    assert tasks.has_word("a a a", "a a", before=3)  # once given, and once more across its end
 
 
 def test_a_stream_starts_over_where_a_text_is_generated_again(model, monkeypatch):
