@@ -55,7 +55,8 @@ def keep(source: Folder, target: Folder, samples: int = 20) -> None:
         save_tensors(own, copy / "scores.safetensors")
         write_json(copy / "evaluation.json", report)
         texts = path.with_name("samples.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-        (copy / "samples.txt").write_text("".join(texts[:samples]), encoding="utf-8")
+        if texts[:samples]:
+            (copy / "samples.txt").write_text("".join(texts[:samples]), encoding="utf-8")
 
 
 def _kept_as(path: Path, source: Path, target: Path) -> Path | None:

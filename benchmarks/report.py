@@ -1,4 +1,4 @@
-"""Makes the tables and figures of docs/results.md from what `experiment.py` kept; needs neither models nor corpora.
+r"""Makes the tables and figures of docs/results.md from what `experiment.py` kept; needs neither models nor corpora.
 
     python benchmarks/report.py docs/results/second docs/results/tables --small docs/results/small \
         --pages docs/results.md docs/results/details.md
@@ -317,13 +317,16 @@ def _small(kept: Kept, full: Kept, output: Path) -> None:
     _rates(kept, output)
     _training_runs(kept, full, output)
     _curve_table(kept, output, "curve")
+    _curve_runs(kept, output)
     _diffusion_lm(kept, output)
+    _costs(kept.source, output, "minutes of two cores")
 
 
 def _training_runs(kept: Kept, full: Kept, output: Path) -> None:
     """The effects in each training run and over all, next to those at full size; the curve has a table of its own."""
-    rows = []
+    rows, parent = [], ""
     for claim in CLAIMS:
+        parent = parent if claim.text.startswith("–") else claim.text
         found = None if "curve" in claim.groups else difference(kept, claim)
         if found is None:
             continue
@@ -332,10 +335,31 @@ def _training_runs(kept: Kept, full: Kept, output: Path) -> None:
         larger = difference(full, claim)
         at_full_size = "–" if larger is None else _with_interval(larger)
         cells = percent(claim.paper), at_full_size, _with_interval(found), each
-        rows.append((claim.text.rstrip(" †‡"), *cells))
+        name = claim.text if claim.text == parent else f"{parent.rstrip(' †‡')} {claim.text}"
+        rows.append((name.rstrip(" †‡"), *cells))
     sizes = "full size, one run", "small size, mean over runs", "small size, each run"
     heading = "claim", "paper", *sizes
     _write(output / "runs.md", heading, rows)
+
+
+def _curve_runs(kept: Kept, output: Path) -> None:
+    """Perplexities per word in each training run, at the lengths of the curve that were run again."""
+    rows = []
+    for share in _shares(kept, "curve1"):
+        every = [
+            [
+                kept.result(group, name)
+                for group in ("curve", "curve1")
+                if kept.has(group, name := f"{prefix}-{share:g}")
+            ]
+            for prefix in ("d3pm", *PRETRAINED)
+        ]
+        points = [[point for result in results if (point := _point(result)) is not None] for results in every]
+        total = np.median([tokens for own in points for tokens, *_ in own])
+        cells = (", ".join(f"{np.exp(nats):.1f}" for _, nats, *_ in own) or "–" for own in points)
+        rows.append((f"{total / 1e6:.1f}M", *cells))
+    heading = "perplexity per word, each run", *(title for title, prefix in CURVES.items() if prefix != "causal")
+    _write(output / "curve-runs.md", heading, rows, texts=0)
 
 
 def _with_interval(found: Found) -> str:
@@ -503,8 +527,8 @@ def _is_other_text(name: str) -> bool:
     return name.endswith("-lm1b")
 
 
-def _costs(source: Path, output: Path) -> None:
-    """GPU minutes, the commit of the code, and hashes of every row."""
+def _costs(source: Path, output: Path, minutes_of: str = "GPU minutes") -> None:
+    """Minutes of its machine, the commit of the code, and hashes of every row."""
     commits = read_json(source / "commits.json") if (source / "commits.json").exists() else {}
     rows = []
     for path in sorted(source.glob("*/seconds/*.json")):
@@ -514,7 +538,7 @@ def _costs(source: Path, output: Path) -> None:
         names = (commits.get(record["code"]), *map(record.get, ("code", "data", "start", "weights")))
         hashes = (f"`{str(name or '–')[:12]}`" for name in names)
         rows.append((f"`{path.parts[-3]}/{path.stem}`", *hashes, f"{minutes:.2f}", _millions(tokens)))
-    heading = "row", "commit", "code", "data", "start", "weights", "GPU minutes", "tokens"
+    heading = "row", "commit", "code", "data", "start", "weights", minutes_of, "tokens"
     _write(output / "costs.md", heading, rows, texts=6)
 
 

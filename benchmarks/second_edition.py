@@ -1,10 +1,12 @@
-"""The second edition of the experiment behind docs/results.md: a plan with the cost of its rows, and a runner.
+r"""The second edition of the experiment behind docs/results.md: a plan with the cost of its rows, and a runner.
 
     python benchmarks/second_edition.py plan                                    every row: tokens, minutes
     python benchmarks/second_edition.py run experiment --text TEXT --minutes 25 --only starts rates seed0
     python benchmarks/experiment.py experiment docs/results/second
     python benchmarks/second_edition.py run experiment --text TEXT --kept docs/results/second    what is left, elsewhere
-    python benchmarks/report.py docs/results/second docs/results/tables --pages docs/results.md docs/results/details.md
+    python benchmarks/second_edition.py run small --text TEXT --size small --workers 2 --minutes 600    on two cores
+    python benchmarks/report.py docs/results/second docs/results/tables --small docs/results/small \
+        --pages docs/results.md docs/results/details.md
 
 `TEXT` is a folder with news.train-*.txt.xz, news.valid, news.test, wiki.train-*, wiki.valid and lm1b.heldout. `run`
 runs the remaining rows, each with its own log (GROUP/logs), in several processes; rows of one process share its imports

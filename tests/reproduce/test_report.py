@@ -196,8 +196,9 @@ def test_small_rows_are_shown_run_by_run_next_to_full_size(tmp_path):
 
 
 def test_every_row_names_the_commit_of_its_code():
-    codes = {read_json(path)["code"] for path in (KEPT / "second").glob("*/seconds/*.json")}
-    assert codes == read_json(KEPT / "second" / "commits.json").keys()
+    for size in ("second", "small"):
+        codes = {read_json(path)["code"] for path in (KEPT / size).glob("*/seconds/*.json")}
+        assert codes == read_json(KEPT / size / "commits.json").keys()
 
 
 def test_the_hash_of_a_commit_is_that_of_its_files():
@@ -277,6 +278,10 @@ def test_a_page_has_the_tables_as_they_were_generated(page):
             "spindle",
             "released-spindle",
             "judged",
+            "small/runs",
+            "small/curve",
+            "small/curve-runs",
+            "small/diffusion-lm",
         },
     )
 
