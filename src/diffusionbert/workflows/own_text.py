@@ -75,10 +75,12 @@ def own_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _FILE
     try:
-        with file.open("x", encoding="utf-8") as stream:
-            _write_lines(texts, stream, vocabulary, max_length)
+        stream = file.open("x", encoding="utf-8")
     except FileExistsError:
         raise ValueError(f"{str(file)!r} exists, where the text would be written; give another folder") from None
+    try:
+        with stream:
+            _write_lines(texts, stream, vocabulary, max_length)
     except BaseException:
         file.unlink()
         with suppress(OSError):  # not empty if the user's own folder has other files
