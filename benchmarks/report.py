@@ -21,6 +21,7 @@ import numpy as np
 import tyro
 from claims import (
     CLAIMS,
+    CURVE,
     SEEDS,
     Claim,
     Found,
@@ -327,7 +328,7 @@ def _training_runs(kept: Kept, full: Kept, output: Path) -> None:
     rows, parent = [], ""
     for claim in CLAIMS:
         parent = parent if claim.text.startswith("–") else claim.text
-        found = None if "curve" in claim.groups else difference(kept, claim)
+        found = None if claim.groups == CURVE else difference(kept, claim)
         if found is None:
             continue
         runs = (difference(kept, replace(claim, groups=(group,))) for group in claim.groups)
@@ -344,21 +345,15 @@ def _training_runs(kept: Kept, full: Kept, output: Path) -> None:
 
 def _curve_runs(kept: Kept, output: Path) -> None:
     """Perplexities per word in each training run, at the lengths of the curve that were run again."""
-    rows = []
+    systems, rows = {title: prefix for title, prefix in CURVES.items() if prefix != "causal"}, []
     for share in _shares(kept, "curve1"):
-        every = [
-            [
-                kept.result(group, name)
-                for group in ("curve", "curve1")
-                if kept.has(group, name := f"{prefix}-{share:g}")
-            ]
-            for prefix in ("d3pm", *PRETRAINED)
-        ]
-        points = [[point for result in results if (point := _point(result)) is not None] for results in every]
+        names = [f"{prefix}-{share:g}" for prefix in systems.values()]
+        runs = [[kept.result(group, name) for group in CURVE if kept.has(group, name)] for name in names]
+        points = [[point for result in own if (point := _point(result)) is not None] for own in runs]
         total = np.median([tokens for own in points for tokens, *_ in own])
         cells = (", ".join(f"{np.exp(nats):.1f}" for _, nats, *_ in own) or "–" for own in points)
         rows.append((f"{total / 1e6:.1f}M", *cells))
-    heading = "perplexity per word, each run", *(title for title, prefix in CURVES.items() if prefix != "causal")
+    heading = "perplexity per word, each run", *systems
     _write(output / "curve-runs.md", heading, rows, texts=0)
 
 

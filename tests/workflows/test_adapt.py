@@ -15,8 +15,8 @@ from shared import encoding_cache, shared
 from tiny_models import run_of, toy_sentences
 
 import diffusionbert
-from diffusionbert.cli import adapt as adapt_command
 from diffusionbert.cli.main import main
+from diffusionbert.data.files import Format, items_of
 from diffusionbert.inference.engine import load_engine
 from diffusionbert.networks.loading import load_masked_lm
 from diffusionbert.networks.lora import add_lora, is_adapter, merged, write_adapter
@@ -27,7 +27,7 @@ from diffusionbert.training.trainer import Trainer
 from diffusionbert.workflows import adapt as workflow
 from diffusionbert.workflows import generic_text
 from diffusionbert.workflows.adapt import Adapted, adapt
-from diffusionbert.workflows.own_text import folder_for, own_corpus, sentences_that_fit
+from diffusionbert.workflows.own_text import folder_for, own_corpus, sentences_that_fit, texts_of
 
 DOMAIN = [f"the sea saw {text}" for text in toy_sentences(60, seed=3)]
 """Sentences that the start has not seen the like of."""
@@ -326,7 +326,7 @@ def test_lines_that_cannot_be_used_are_counted(start, tmp_path, caplog, monkeypa
         own_corpus(file, tmp_path / "run", vocabulary, 16)
         assert [one.startswith(said) for one in caplog.messages] == [True]
         caplog.clear()
-        assert list(adapt_command._lines(io.BytesIO(content))) == [f"{lines[0]}\n"] * 20
+        assert list(texts_of(items_of(io.BytesIO(content), Format(), "standard input"))) == [f"{lines[0]}\n"] * 20
     assert caplog.messages == [f"{said} standard input:2)"]
 
 

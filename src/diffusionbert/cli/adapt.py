@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,7 +10,6 @@ import tyro
 
 from diffusionbert.cli.common import Flag, OptionalFloat, OptionalPath, OptionalText, option, print_json
 from diffusionbert.parallel import launch
-from diffusionbert.reporting import logger
 
 
 @dataclass(frozen=True)
@@ -54,14 +52,17 @@ class Adapt:
     """Print one JSON object, and nothing else, on standard output."""
 
     def run(self) -> None:
+        from diffusionbert.cli.lines import standard_input
+        from diffusionbert.data.files import Format, items_of
         from diffusionbert.storage.schema import to_json
         from diffusionbert.workflows.adapt import adapt
+        from diffusionbert.workflows.own_text import texts_of
 
         if self.lora and self.no_lora:
             raise ValueError("--lora and --no-lora exclude each other; leave one out, or both to let adapt choose")
         texts: str | Iterable[str] | None = self.text
         if self.text == "-":
-            texts = _lines(sys.stdin.buffer)
+            texts = texts_of(items_of(standard_input(), Format(), "standard input"))
         if launch().number > 1:
             raise ValueError("adapt runs in one process; use train --start to train in several")
         adapted = adapt(
@@ -78,21 +79,3 @@ class Adapt:
             cache=self.cache,
         )
         print_json(to_json(adapted.report)) if self.json else print(adapted.report.table())
-
-
-def _lines(stream: Iterable[bytes]) -> Iterator[str]:
-    """The lines of standard input; those that are not UTF-8 are skipped and counted."""
-    from diffusionbert.data.corpus import Report
-    from diffusionbert.data.files import Flaw, Location
-
-    report = Report()
-    for number, line in enumerate(stream, start=1):
-        try:
-            text = line.decode()
-        except UnicodeDecodeError:
-            report.skip(Flaw.NOT_UTF8.value, Location("standard input", number))
-            continue
-        report.kept += 1
-        yield text
-    if report.skipped:
-        logger.warning(f"your text: {report.summary()}")

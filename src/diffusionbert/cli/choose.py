@@ -41,7 +41,7 @@ class Choose:
                 "conditional_on",
             ],
             show=_shown,
-            settings={"model": self.model.model, "dtype": self.model.dtype, "order": self.order, "prior": self.prior},
+            settings={**self.model.recorded, "order": self.order, "prior": self.prior},
         )
 
     def _load(self) -> Answer:

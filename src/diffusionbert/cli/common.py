@@ -55,6 +55,11 @@ class ModelOptions:
     """The dtype of the network; int8 (CPUs only) is 2 to 3 times as fast and costs some thousandths of a nat per token.
     Default: float32, but text is generated in bfloat16 on a GPU, and in int8 on a CPU where that is faster."""
 
+    @property
+    def recorded(self) -> dict[str, str | None]:
+        """What results depend on, for an output that is continued."""
+        return {"model": self.model, "dtype": self.dtype}
+
     def loaded(self, *, compile: bool = False) -> Model:
         from diffusionbert.model import load
 

@@ -60,7 +60,7 @@ class Fill:
             what="texts with [MASK] or [BLANK]",
             columns=["text", "fillings", "nats", "conditional_on"],
             show=self._show,
-            settings={"model": self.model.model, "dtype": self.model.dtype, **settings},
+            settings={**self.model.recorded, **settings},
         )
 
     def _load(self, settings: Row) -> Answer:

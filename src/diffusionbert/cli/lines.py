@@ -240,7 +240,7 @@ def _read(file: Path, what: str) -> Iterator[Line]:
 
 
 def _decoded(file: Path) -> Iterator[Line]:
-    with nullcontext(_standard_input()) if str(file) == "-" else file.open("rb") as stream:
+    with nullcontext(standard_input()) if str(file) == "-" else file.open("rb") as stream:
         for number, line in enumerate(bounded_lines(stream, 4 * LONGEST_LINE), start=1):
             try:
                 text = (line or b"").removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode().rstrip("\r\n")
@@ -253,7 +253,8 @@ def _decoded(file: Path) -> Iterator[Line]:
                 yield Line(number, text)
 
 
-def _standard_input() -> io.BufferedIOBase:
+def standard_input() -> io.BufferedIOBase:
+    """Standard input as bytes."""
     if sys.stdin is None:  # it was closed
         return io.BytesIO()
     own: io.BufferedIOBase | None = getattr(sys.stdin, "buffer", None)

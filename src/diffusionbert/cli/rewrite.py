@@ -46,8 +46,7 @@ class Rewrite:
             columns=["text", "length", "steps", "calls", "seed", "kept"],
             show=lambda row: str(row["text"]),
             settings={
-                "model": self.model.model,
-                "dtype": self.model.dtype,
+                **self.model.recorded,
                 "sampling": asdict(self.sampling),
                 "strength": self.strength,
                 "number": self.num_return_sequences,

@@ -101,7 +101,7 @@ class Score:
             what="texts",
             columns=COLUMNS + (["tokens"] if self.tokens else []),
             show=lambda row: _shown(row, self.texts[0] if self.texts else None),
-            settings={"model": self.model.model, "dtype": self.model.dtype, **options},
+            settings={**self.model.recorded, **options},
             state=state,
             plain=lambda score: score.to_json(),
             count=sums.add,

@@ -131,16 +131,21 @@ class Shard:
         return cls(path, status.st_size, status.st_mtime_ns)
 
     def items(self, format: Format) -> Iterator[Item]:
-        num_empty = 0
         if not self.path.is_file() or Shard.at(self.path) != self:
             raise ValueError(f"{str(self.path)!r} was changed or removed after the corpus was opened; start again")
         with _opened(self.path) as stream:
-            for number, line in enumerate(bounded_lines(stream, LINE_BYTES), start=1):
-                content = format.parse(line)
-                num_empty = num_empty + 1 if content is Flaw.EMPTY else 0
-                if num_empty % 4096 == 4095:
-                    Limit.EMPTY_LINES.require(num_empty, f"{str(self.path)!r} has too many empty lines", "give text")
-                yield Item(content, Location(str(self.path), number))
+            yield from items_of(stream, format, str(self.path))
+
+
+def items_of(stream: io.BufferedIOBase, format: Format, name: str) -> Iterator[Item]:
+    """The lines of an open file with this name."""
+    num_empty = 0
+    for number, line in enumerate(bounded_lines(stream, LINE_BYTES), start=1):
+        content = format.parse(line)
+        num_empty = num_empty + 1 if content is Flaw.EMPTY else 0
+        if num_empty % 4096 == 4095:
+            Limit.EMPTY_LINES.require(num_empty, f"{name!r} has too many empty lines", "give text")
+        yield Item(content, Location(name, number))
 
 
 @lru_cache(maxsize=4096)

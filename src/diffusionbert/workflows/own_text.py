@@ -16,7 +16,7 @@ from random import Random
 from typing import TextIO
 
 from diffusionbert.data.corpus import Report, parse_source
-from diffusionbert.data.files import Flaw
+from diffusionbert.data.files import Flaw, Item
 from diffusionbert.data.sources import Files, Split
 from diffusionbert.data.tokenizer import Vocabulary
 from diffusionbert.reporting import logger, require_type
@@ -49,14 +49,14 @@ def own_corpus(
         most: The approximate number of lines to draw at random from large files; None takes all.
         seed: The seed for drawing lines.
     """
-    report = Report()
     if isinstance(texts, str | Path):
         source = parse_source(str(texts))
         if source.paired:
             raise ValueError(f"{source} has pairs of source and target: use train; or text:FILE to read plain lines")
         if not isinstance(source, Files):
             return str(texts)
-        lines = list(islice(_lines(source), PEEKED))
+        peeked = (item.content for item in source.items(Split.ALL) if isinstance(item.content, str))
+        lines = list(islice(peeked, PEEKED))
         are_paragraphs = _are_paragraphs(lines, vocabulary, max_length)
         size = sum(shard.size for shard in source.shards)
         is_large = most is not None and size > most * max(1, sum(map(len, lines)) // max(1, len(lines)))
@@ -66,7 +66,7 @@ def own_corpus(
             return str(texts)
         if are_paragraphs:
             logger.info(f"{source} has lines of more than {max_length} tokens: splitting them into sentences")
-        texts = _lines(source, report)
+        texts = texts_of(source.items(Split.ALL))
         if is_large and most is not None:
             logger.info(f"{source} has more text than there is time for: drawing {most:,} lines at random")
             texts = drawn_lines(texts, most, seed)
@@ -86,8 +86,6 @@ def own_corpus(
         with suppress(OSError):  # not empty if the user's own folder has other files
             folder.rmdir()
         raise
-    if report.skipped:
-        logger.warning(f"your text: {report.summary()}")
     return str(file)
 
 
@@ -157,15 +155,17 @@ def drawn_lines(lines: Iterable[str], number: int, seed: int) -> list[str]:
     return chosen
 
 
-def _lines(source: Files, report: Report | None = None) -> Iterator[str]:
-    """The texts of files; counts the lines that cannot be used."""
-    report = report or Report()
-    for item in source.items(Split.ALL):
+def texts_of(items: Iterable[Item]) -> Iterator[str]:
+    """The texts of lines; those that cannot be used are counted, and reported at the end."""
+    report = Report()
+    for item in items:
         if isinstance(item.content, str):
             report.kept += 1
             yield item.content
         elif isinstance(item.content, Flaw) and item.content is not Flaw.EMPTY:
             report.skip(item.content.value, item.location)
+    if report.skipped:
+        logger.warning(f"your text: {report.summary()}")
 
 
 def _are_paragraphs(texts: list[str], vocabulary: Vocabulary, max_length: int) -> bool:
